@@ -61,8 +61,11 @@ def frame(*rows: tuple[str, int, int]) -> pl.DataFrame:
 WORK = Section("h", 0, WORKS, 100, 200)
 
 
-def listed(section: Section, kernels: pl.DataFrame, ranges: pl.DataFrame) -> list[tuple[str, str, int]]:
-    found = causes([section], {section.rank: kernels}, {section.rank: ranges})
+def listed(
+    section: Section, kernels: pl.DataFrame, ranges: pl.DataFrame, copies: pl.DataFrame | None = None
+) -> list[tuple[str, str, int]]:
+    of_rank = {section.rank: frame() if copies is None else copies}
+    found = causes([section], {section.rank: kernels}, of_rank, {section.rank: ranges})
     return [(what, name, ns) for _, what, name, ns in found]
 
 
@@ -75,6 +78,17 @@ def test_each_ns_of_a_section_is_of_one_cause() -> None:
         ("GPU idle", "forward", 30), ("computes", "a", 40), ("computes", "b", 10), ("loads data", loader, 20),
     ]  # fmt: skip
     assert sum(ns for *_, ns in found) == 100
+
+
+def test_copies_are_no_idle_time_and_are_hidden_while_a_kernel_runs() -> None:
+    """Of the copies, 60 ns are alone; data is loaded during one of them, and while the GPU idles."""
+    kernels = frame(("a", 90, 120), ("b", 150, 160))
+    copies = frame(("HtoD", 110, 140), ("DtoH", 130, 155), ("memset", 152, 158), ("HtoD", 170, 200))
+    ranges = frame(("data loading", 160, 180), ("forward", 90, 210))
+    assert sorted(listed(WORK, kernels, ranges, copies)) == [
+        ("computes", "a", 20), ("computes", "b", 10), ("copies", "DtoH", 10), ("copies", "HtoD", 50),
+        ("loads data", "data loading", 10),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -91,7 +105,7 @@ def test_other_ranges_load_no_data(name: str) -> None:
 
 def test_a_section_without_records_is_idle() -> None:
     assert listed(WORK, frame(), frame()) == [("GPU idle", "", 100)]
-    assert [(what, ns) for _, what, _, ns in causes([WORK], {}, {})] == [("GPU idle", 100)]
+    assert [(what, ns) for _, what, _, ns in causes([WORK], {}, {}, {})] == [("GPU idle", 100)]
 
 
 def test_idle_time_has_the_innermost_range_but_no_step() -> None:

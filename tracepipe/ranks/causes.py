@@ -1,5 +1,5 @@
-"""What a rank did in the sections of a critical path: kernels by name, and what the host did while the GPU
-idled.
+"""What a rank did in the sections of a critical path: kernels and copies by name, and what the host did while
+the GPU idled.
 """
 
 from __future__ import annotations
@@ -15,32 +15,39 @@ from tracepipe.ranks.path import TRANSFERS, Section
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
 
-COMPUTES, LOADS, IDLES, MOVES = "computes", "loads data", "GPU idle", "transfers"
+COMPUTES, COPIES, LOADS, IDLES, MOVES = "computes", "copies", "loads data", "GPU idle", "transfers"
 COMMUNICATES: Final = "communicates"
 """A kernel that moves data, but is not one that all wait for: a send, or one of another stream."""
 
 
 def causes(
-    path: Iterable[Section], kernels: dict[int, pl.DataFrame], ranges: dict[int, pl.DataFrame]
+    path: Iterable[Section],
+    kernels: dict[int, pl.DataFrame],
+    copies: dict[int, pl.DataFrame],
+    ranges: dict[int, pl.DataFrame],
 ) -> Iterator[tuple[Section, str, str, int]]:
-    """For each section: what the rank did, the name of the kernel, range or collective, and for how many ns.
+    """For each section: what the rank did, the name of the kernel, copy, range or collective, and its ns.
 
-    `kernels` and `ranges` have those of the step by rank: `name`, `start_ns`, `end_ns`. Ranges are those that
-    the program marked on its threads.
+    `kernels`, `copies` and `ranges` have those of the step by rank: `name`, `start_ns`, `end_ns`. Copies are
+    those on GPUs, and ranges those that the program marked on its threads. A copy counts while no kernel
+    runs. The GPU is idle while neither runs, as in the layer `steps`.
     """
     for section in path:
         if section.what == TRANSFERS:
             yield section, MOVES, section.collective, section.end_ns - section.start_ns
             continue
-        left = _within(kernels.get(section.rank), section)
-        for name, ns in _shares(left, section).items():
+        every = Stretches(np.array([section.start_ns]), np.array([section.end_ns]))
+        own = _within(kernels.get(section.rank), section)
+        for name, ns in _shares(own, every).items():
             moves = communicates(short_kernel_name(name))
             yield section, COMMUNICATES if moves else COMPUTES, name, ns
-        idle = _rest(left, section)
+        copied, ran = _within(copies.get(section.rank), section), _stretches(own)
+        for name, ns in _shares(copied, _rest(ran, section)).items():
+            yield section, COPIES, name, ns
+        idle = _rest(ran.joined(_stretches(copied)), section)
         own = _within(ranges.get(section.rank), section)
         loading = own.filter(pl.col("name").map_elements(is_loading, pl.Boolean))
-        loads = Stretches(loading["start_ns"].to_numpy(), loading["end_ns"].to_numpy())
-        loads_ns = loads.overlap_ns(idle)
+        loads_ns = _stretches(loading).overlap_ns(idle)
         if loads_ns:
             yield section, LOADS, str(loading["name"].mode().sort()[0]), loads_ns
         if idle.total_ns > loads_ns:
@@ -58,19 +65,23 @@ def _within(frame: pl.DataFrame | None, section: Section) -> pl.DataFrame:
     )
 
 
-def _shares(kernels: pl.DataFrame, section: Section) -> Counter[str]:
-    """How long a kernel of each name ran, each ns for the one that began first."""
-    shares, until_ns = Counter[str](), section.start_ns
-    for name, start_ns, end_ns in kernels.select("name", "start_ns", "end_ns").iter_rows():
-        if end_ns > until_ns:
-            shares[name] += end_ns - max(start_ns, until_ns)
-            until_ns = end_ns
+def _shares(work: pl.DataFrame, counted: Stretches) -> Counter[str]:
+    """How long work of each name ran in the time that is counted, each ns for the work that began first."""
+    start_ns, end_ns = work["start_ns"].to_numpy(), work["end_ns"].to_numpy()
+    begun_ns = np.maximum(start_ns, np.concatenate((start_ns[:1], np.maximum.accumulate(end_ns)[:-1])))
+    shares = Counter[str]()
+    for name, ns in zip(work["name"], counted.covered_ns(begun_ns, end_ns).tolist(), strict=True):
+        if ns > 0:
+            shares[name] += ns
     return shares
 
 
-def _rest(kernels: pl.DataFrame, section: Section) -> Stretches:
-    """When no kernel ran."""
-    busy = Stretches(kernels["start_ns"].to_numpy(), kernels["end_ns"].to_numpy())
+def _stretches(rows: pl.DataFrame) -> Stretches:
+    return Stretches(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
+
+
+def _rest(busy: Stretches, section: Section) -> Stretches:
+    """The rest of a section."""
     start_ns = np.concatenate(([section.start_ns], busy.end_ns))
     end_ns = np.concatenate((busy.start_ns, [section.end_ns]))
     return Stretches(start_ns, end_ns)

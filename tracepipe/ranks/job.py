@@ -140,13 +140,17 @@ class Job:
         )
         kept = of.sort("total", "rank", descending=[True, False]).head(_LOOKED_INTO)
         windows = list(kept.select("rank", "start_ns", "end_ns").iter_rows())
-        kernels = self._in_windows("kernels", windows)
-        return list(causes(path, kernels, self._in_windows("annotations", windows)))
+        kernels, copies, ranges = (
+            self._in_windows(layer, windows) for layer in ("kernels", "transfers", "annotations")
+        )
+        return list(causes(path, kernels, copies, ranges))
 
     def _in_windows(self, layer: str, windows: list[tuple[int, int, int]]) -> dict[int, pl.DataFrame]:
         if layer not in self.dataset.layers() or not windows:
             return {}
         rows = queries.in_windows(self.engine.layer(layer), windows)
+        if layer == "transfers":  # Without a GPU it was recorded on the host.
+            rows = rows.filter(rows["gpu"].notnull())
         found = self.engine.rows(rows.select("rank", "row", "name", "start_ns", "end_ns"))
         found = found.sort("rank", "start_ns", "row").with_columns(pl.col("name").fill_null(""))
         return {int(rank): part for (rank,), part in found.group_by("rank", maintain_order=True)}

@@ -239,14 +239,15 @@ def critical_path(job: Job, step: int) -> Table:
     columns = (
         *_RANK,
         Column("what", "what"),
-        Column("name", "kernel, range or collective"),
+        Column("name", "kernel, copy, range or collective"),
         Column("ns", "time", "ns"),
         Column("share", "of the path", "percent"),
         Column("times", "times", "count", True),
     )
     note = (
         "The step takes as long as these take together. If one becomes shorter, so does the step, until "
-        "another path is the longest. GPU idle: with the range of the program that was open."
+        "another path is the longest. copies: while no kernel runs. GPU idle: while neither a kernel nor a "
+        "copy runs, with the range of the program that was open."
     )
     empty = f"The path of step {step} is not known: it has too many collectives. Mark the steps as ranges."
     title = f"Critical path of step {step}"
