@@ -26,7 +26,7 @@ from tracepipe.analyses.functions import (
 )  # fmt: skip
 from tracepipe.analyses.glance import figures, glance_of, gpu_time, sentences
 from tracepipe.analyses.kernel_counters import kernel_counters
-from tracepipe.analyses.moved import moved
+from tracepipe.analyses.memory_traffic import memory_traffic
 from tracepipe.analyses.occupancy import occupancy_table
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
@@ -68,7 +68,10 @@ def run(run: Run, options: Options) -> Result:
         _kernels(run, options),
         (occupancy_table(run, options.top), 0),
         kernel_counters(run, options.top),
-        *((table, 0) for table in (*figures(run, seen), _layers(run), _activities(run), *moved(run))),
+        *(
+            (table, 0)
+            for table in (*figures(run, seen), _layers(run), _activities(run), *memory_traffic(run))
+        ),
         *(_called(run, name, options) for name in _CALLED),
         _processes(run, options),
         _called(run, "annotation", options),

@@ -1,4 +1,4 @@
-"""What was allocated and copied, from events of memory and copies, or from the calls that did it."""
+"""The bytes that were allocated and copied, by events of memory and copies, or by the calls that did it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
                 found.setdefault(direction, []).append((calls, np.array(some, np.int64)))
 
 
-def moved(run: Run) -> list[Table]:
+def memory_traffic(run: Run) -> list[Table]:
     """Allocations and copies, in total and by operation: how many, how large, how fast."""
     note = (
         "Rate: bytes divided by the time of the call that copied them; for “(GPU)”, by the time of the copy "
@@ -71,13 +71,13 @@ def moved(run: Run) -> list[Table]:
         Column("bytes_per_s", "rate", "bytes_per_s"),
         Column("p50_bytes_per_s", "p50", "bytes_per_s"),
     )
-    copies = {what for what, pieces in found.items() if _are_copies(run, what, pieces[0][0])}
+    calls, transfers = run.layer("userspace"), run.layer("transfer")
+    copies = {
+        what
+        for what, ((layer, _), *_) in found.items()
+        if layer is transfers or (layer is calls and what not in MEMORY_EFFECTS)
+    }
     return [_in_all(rows, copies), Table("memory", "Memory and copies", columns, rows, note)]
-
-
-def _are_copies(run: Run, what: str, layer: Layer) -> bool:
-    """Whether the rows of a layer with the name `what` are copies."""
-    return layer is run.layer("transfer") or (layer is run.layer("userspace") and what not in MEMORY_EFFECTS)
 
 
 def _in_all(rows: list[tuple[Any, ...]], copies: set[str]) -> Table:
@@ -102,14 +102,14 @@ def _sum(rows: list[tuple[Any, ...]]) -> int | None:
 
 
 def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
-    known_bytes, known_ns, rates, moved_bytes, took_ns = [], [], [], 0, 0
+    known_bytes, known_ns, rates, timed_bytes, took_ns = [], [], [], 0, 0
     for layer, rows in pieces:
         # An allocation has no rate: its time does not depend on its size.
         has_rate = layer is not run.layer("memory") and what not in MEMORY_EFFECTS
         size_bytes, is_sized = run.args.size_bytes(layer.args[rows], layer.end_args[rows])
         dur_ns, has_length = layer.end_ns[rows] - layer.start_ns[rows], layer.has_length[rows]
         timed = is_sized & has_length & (dur_ns > 0) & has_rate
-        moved_bytes += int(size_bytes[timed].sum())
+        timed_bytes += int(size_bytes[timed].sum())
         took_ns += int(dur_ns[timed].sum())
         known_bytes.append(size_bytes[is_sized])
         known_ns.append(dur_ns[has_length])
@@ -122,6 +122,6 @@ def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, 
         rank(sizes, 50),
         rank(sizes, 100),
         int(lengths_ns.sum()) if len(lengths_ns) else None,
-        moved_bytes * 1e9 / took_ns if took_ns else None,
+        timed_bytes * 1e9 / took_ns if took_ns else None,
         rank(np.concatenate(rates), 50),
     )
