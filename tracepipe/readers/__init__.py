@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # commands that read nothing must not import numpy
 __all__ = ["READERS", "UNDATED", "InputFormat", "is_known", "naming_others", "recognise"]
 
 UNDATED: Final = ("skip", "between")
-"""What can be done with lines without a time: they are skipped, or placed between their neighbours."""
+"""Lines without a time are skipped, or placed between their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)

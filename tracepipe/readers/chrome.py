@@ -334,7 +334,7 @@ class _Trace:
             loss = {"type": "loss", "layer": "hook", "count": 1, "ts_ns": events.first_ns + ahead_ns}
             others.append({**loss, "reason": _OVERFLOWN})
         columns = (self._columns(rows, ahead_ns) for rows in events.rows.in_order())
-        yield from batches_of(columns, others, self._problems.take(), self._last_problems(pairs))
+        yield from batches_of(columns, others, self._problems.pop(), self._last_problems(pairs))
 
     def _columns(self, rows: Rows, ahead_ns: int) -> EventColumns:
         """Rows as columns of events. Rows at time 0, far before all others, get the first of these times."""

@@ -136,7 +136,7 @@ Rules = Mapping[str, str | None]
 
 @dataclass(slots=True)
 class Kind:
-    """What is kept of an event but its time and length: fields of its record, and its arguments.
+    """All that is kept of an event but its time and length: fields of its record, and its arguments.
 
     It depends only on the event's `ph`, `cat`, `name`, `pid` and `tid`, on its arguments `device`, `stream`,
     `grid`, `block` and `Device Type`, on whether `correlation` is the number of a launch, and on whether
@@ -625,7 +625,7 @@ def chrome_events(kinds: Kinds, ids: Ids) -> ChromeEvents:
 
 
 class NativeChromeEvents(ChromeEvents):
-    """As `ChromeEvents`, which still takes events of new kinds and of unusual forms."""
+    """Adds events by the core, except those of new kinds and of unusual forms."""
 
     def __init__(self, core: ctypes.CDLL, kinds: Kinds, ids: Ids) -> None:
         super().__init__(kinds, ids)

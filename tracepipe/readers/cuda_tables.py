@@ -141,7 +141,7 @@ class _OpenCalls:
         return whole | {"args": args} if args else whole
 
     def rest(self) -> list[Record]:
-        """Take the entries that are not written yet and had no exit. Nothing is open any more."""
+        """The entries that are not written yet and had no exit. Nothing is open any more."""
         held = [
             call for pid, calls in self._calls.items() for call in calls if call is not self._written.get(pid)
         ]

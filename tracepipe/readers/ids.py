@@ -39,7 +39,7 @@ class Ids:
         if type(id) is str and id.isascii() and id.isdigit() and len(id) < 11 and int(id) <= ID_LIMIT:
             return int(id)
         key = id if type(id) is int or type(id) is str else json.dumps(id, default=str)
-        return self.of(key)
+        return self.number_for(key)
 
     def thread(self, event: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         """Add the numbers of an event's process and thread to `fields`."""
@@ -62,7 +62,7 @@ class Ids:
         for process, thread in self._used:
             yield (process, thread), self._names[process if thread is None else thread]
 
-    def of(self, key: int | str) -> int:
+    def number_for(self, key: int | str) -> int:
         """The number for a process or thread whose id is not one of the system."""
         number = self._numbers.get(key)
         if number is None:
@@ -155,7 +155,7 @@ class Launches:
             bits = self._pages[key] = bytearray(1 << (_PAGE_BITS - 3))
         bits[bit >> 3] |= 1 << (bit & 7)
 
-    def of(self, process: int, correlation: object, *, is_call: bool) -> int | None:
+    def launch(self, process: int, correlation: object, *, is_call: bool) -> int | None:
         """The launch of a call that launched work, or of work; None where there is none."""
         if not _is_correlation(correlation):
             return None

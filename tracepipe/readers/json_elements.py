@@ -97,7 +97,7 @@ CUT_OFF: Final = "was cut off in the middle of the event"
 
 
 Fault = tuple[int, str]
-"""What is wrong at a place, in bytes from the start of the stream."""
+"""A place, in bytes from the start of the stream, and what is wrong there."""
 
 
 @dataclass(slots=True)

@@ -405,7 +405,7 @@ class _Events:
             return
         args = integers(result=result)
         dur_ns = self._rows.length(start, end, args)
-        launch = self._launches.of(_process(whole), correlation, is_call=True)
+        launch = self._launches.launch(_process(whole), correlation, is_call=True)
         key = ("call", whole, name, launch is None)
         shape = self._rows.shape(key, lambda: self._call_shape(whole, name, launch is not None))
         self._rows.add(start, shape, args, dur_ns, launch or 0)
@@ -484,7 +484,7 @@ class _Events:
 
     def _work(self, kind: str, name: str, row: Values, args: Args, sizes: tuple[int, ...] = ()) -> None:
         start, end, device, _, stream, correlation, whole = row[:7]
-        launch = self._launches.of(_process(whole), correlation, is_call=False)
+        launch = self._launches.launch(_process(whole), correlation, is_call=False)
         pid = _pid(whole)
         shape = self._rows.shape(
             (kind, name, device, stream, whole, sizes, launch is not None),

@@ -176,7 +176,7 @@ class _Trace:
     # Packets --------------------------------------------------------------------------------------------
 
     def _read(self) -> Iterator[None]:
-        """Take all packets, one at a time."""
+        """Read all packets, one at a time."""
         for at, data in self._stream.packets():
             try:
                 self._packet(data.fields() if isinstance(data, LargePacket) else tagged(data))
@@ -190,7 +190,7 @@ class _Trace:
     def _packet(self, fields: list[tuple[int, Any]]) -> None:
         """Read a packet. Raises WireError."""
         of = dict(fields)
-        sequence = self._sequences.of(of.get(_SEQUENCE, 0))
+        sequence = self._sequences.sequence(of.get(_SEQUENCE, 0))
         if not _OF_STATE.isdisjoint(of):
             self._change(of, sequence)
         sequence.is_begun = True
@@ -267,12 +267,12 @@ class _Trace:
         """Batches with problems while packets are read, and then the events in the order of time."""
         for count, _ in enumerate(self._packets):
             if count % _STEP_PACKETS == 0:
-                problems = self._problems.take()
+                problems = self._problems.pop()
                 yield SourceBatch(no_events(), problems=problems, offset_bytes=self._stream.offset_bytes)
         self._sequences.forget()
         self._tracks.settle()
         ordered = Ordered(self._tracks)
-        problems = self._problems.take()
+        problems = self._problems.pop()
         others: list[Any] = [*self._tracks.name_records(), *self._losses.records()]
         for rows in self._sorted.rows.in_order():
             events = ordered.events(rows)

@@ -78,7 +78,7 @@ class Arguments:
             _CALLSTACK_IID: lambda args, iid: _set(args, CALLSTACK, self._callstack(iid)),
         }
 
-    def of(
+    def read(
         self, sequence: Sequence, annotations: Iterable[tuple[int, Any]], fields: dict[int, Any]
     ) -> dict[str, Any]:
         """The arguments of an event: its annotations and its typed `fields`. Raises WireError."""

@@ -70,7 +70,7 @@ _Many = dict[int, list[tuple[int, Any]]]
 
 
 class TrackEvents:
-    """Takes events and adds their `rows`. `counted` counts what was not read, by kind."""
+    """Reads events and adds their `rows`. `counted` counts what was not read, by kind."""
 
     def __init__(self, tracks: Tracks, clocks: PerfettoClocks, rows: SortedRows) -> None:
         self._tracks, self._clocks, self._rows = tracks, clocks, rows
@@ -132,7 +132,7 @@ class TrackEvents:
                 self.counted["name|names that is|are cut"] += 1
         elif _NAME_IID in one:
             name = self._interned(EVENT_NAMES, one[_NAME_IID], sequence)
-        args = self.arguments.of(sequence, many.get(ANNOTATIONS >> 3, ()), one)
+        args = self.arguments.read(sequence, many.get(ANNOTATIONS >> 3, ()), one)
         if phase == END and CALLSTACK in args:
             # A slice has the arguments of both of its ends.
             args[f"end_{CALLSTACK}"] = args.pop(CALLSTACK)
@@ -201,7 +201,7 @@ class TrackEvents:
     # Counters -------------------------------------------------------------------------------------------
 
     def _add_value(self, track: int, ts_ns: int, value: int | float | None, sequence: Sequence) -> None:
-        """Take a value of a counter."""
+        """Add a value of a counter."""
         counter = self._tracks.counter(track)
         if value is None or counter is None:
             self.counted["value|values without a counter"] += 1
@@ -222,7 +222,7 @@ class TrackEvents:
         self._add(ts_ns, (COUNTER, track, "", ""), packed({"value": value}))
 
     def _more_values(self, ts_ns: int, many: _Many, sequence: Sequence) -> None:
-        """Take the values of counters that an event has."""
+        """Add the values of counters that an event has."""
         defaults = sequence.defaults
         for tracks_field, values_field, standard in (
             (_COUNTERS, _VALUES, defaults.counters),
@@ -245,7 +245,7 @@ class TrackEvents:
     # Old events ---------------------------------------------------------------------------------------------
 
     def _legacy(self, track: int, ts_ns: int, one: dict[int, Any], many: _Many, sequence: Sequence) -> None:
-        """Take an event that is described by a LegacyEvent."""
+        """Add an event that is described by a LegacyEvent."""
         of = dict(tagged(one[_LEGACY]))
         code = of.get(_OLD_PHASE, 0)
         letter = chr(code) if 0 < code < 128 else ""
@@ -289,7 +289,7 @@ _Row = tuple[int, int, int, bytes, bytes]
 
 
 class Ordered:
-    """Takes rows in the order of time. `counted` counts what could not be used."""
+    """Reads rows in the order of time. `counted` counts what could not be used."""
 
     def __init__(self, tracks: Tracks) -> None:
         self._tracks = tracks

@@ -38,7 +38,7 @@ def _text(data: bytes) -> str:
 
 
 class GpuStages:
-    """Takes stages. `counted` counts what was not read, by kind."""
+    """Reads stages. `counted` counts what was not read, by kind."""
 
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows

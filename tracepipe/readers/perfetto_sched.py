@@ -52,7 +52,7 @@ _Bundle = tuple[int, int]
 
 
 class Scheduling:
-    """Takes bundles and states. `counted` counts what was not read, by kind."""
+    """Reads bundles and states. `counted` counts what was not read, by kind."""
 
     def __init__(self, rows: SortedRows, on_trace: Callable[[int], int | None]) -> None:
         self._rows, self._on_trace = rows, on_trace
@@ -91,7 +91,7 @@ class Scheduling:
         return min(first_ns, max(0, first_ns if start_ns is None else start_ns)), first_ns, cpu
 
     def _events(self, fields: list[tuple[int, Any]], bundle: _Bundle) -> Iterator[int]:
-        """Take the events of a bundle, and yield the times of those that are read."""
+        """Add the events of a bundle, and yield the times of those that are read."""
         for tag, value in fields:
             if tag == _COMPACT:
                 yield from self._compact(value, bundle)
@@ -109,7 +109,7 @@ class Scheduling:
         return placed
 
     def _event(self, of: dict[int, Any], ts_ns: int, cpu: int) -> bool:
-        """Take an event. Return whether its kind is read."""
+        """Add an event. Return whether its kind is read."""
         if _SWITCH in of:
             switch = dict(tagged(of[_SWITCH]))
             self._running[cpu] = signed(switch.get(_TID, 0))
@@ -130,7 +130,7 @@ class Scheduling:
         return False
 
     def _compact(self, data: bytes, bundle: _Bundle) -> Iterator[int]:
-        """Take the columns of a CompactSched, and yield the times of its events."""
+        """Add the events of a CompactSched, and yield the times of its events."""
         columns: dict[int, list[int]] = {}
         names: list[str] = []
         for tag, value in tagged(data):
@@ -201,7 +201,7 @@ _THREADS_MAX: Final = 1 << 16
 
 
 class ThreadsInOrder:
-    """Takes rows of `Scheduling`. `counted` counts those without a meaning."""
+    """Reads rows of `Scheduling`. `counted` counts those without a meaning."""
 
     def __init__(self, tracks: Tracks) -> None:
         self._tracks = tracks

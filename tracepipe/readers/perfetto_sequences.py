@@ -104,7 +104,7 @@ class Sequences:
         self._all: dict[int, Sequence] = {}
         self._bytes = 0
 
-    def of(self, id: int) -> Sequence:
+    def sequence(self, id: int) -> Sequence:
         """A sequence by its id. If there are too many, it is one that is not kept."""
         found = self._all.get(id)
         if found is None:
@@ -130,7 +130,7 @@ class Sequences:
         sequence.is_valid = True
 
     def intern(self, sequence: Sequence, data: bytes) -> None:
-        """Take an InternedData. Raises WireError."""
+        """Note an InternedData. Raises WireError."""
         for tag, value in tagged(data):
             table = tag >> 3
             if tag & 7 != BYTES or table not in _TABLES:
@@ -206,7 +206,7 @@ class _Domain:
 
 
 class PerfettoClocks:
-    """Takes snapshots, and puts times on the clock of the trace."""
+    """Reads snapshots, and puts times on the clock of the trace."""
 
     def __init__(self) -> None:
         self.trace = BOOTTIME

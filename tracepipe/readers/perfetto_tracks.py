@@ -174,7 +174,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Tracks:
-    """Takes descriptors, and then gives the places of their tracks. `used` are the tracks that have events,
+    """Reads descriptors, and then gives the places of their tracks. `used` are the tracks that have events,
     in the order of their first ones.
     """
 
@@ -243,14 +243,14 @@ class Tracks:
         self.name_process(made.pid, made.name)
 
     def name_process(self, pid: int, name: str) -> None:
-        """Take the name of a process."""
+        """Note the name of a process."""
         if name and pid not in self._processes and len(self._processes) >= _THREADS_MAX:
             self.left_out += 1
         elif name:
             self._processes[pid] = name
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
-        """Take the process of a thread, and its name if it has one."""
+        """Note the process of a thread, and its name if it has one."""
         if (pid, tid) not in self._threads and len(self._threads) >= _THREADS_MAX:
             self.left_out += 1
             return
@@ -367,7 +367,7 @@ class Tracks:
 
     def _made_up(self, key: tuple[Any, ...], name: str, pid: int | None = None) -> int:
         """The number for a group that is shown as a process, or as a thread of `pid`."""
-        number = self._ids.of(str(key))
+        number = self._ids.number_for(str(key))
         of = (number, None) if pid is None else (pid, number)
         if of not in self._names and len(self._names) < _TRACKS_MAX:
             record: Record = {"type": "name", "pid": of[0], "name": name}

@@ -162,7 +162,7 @@ class _Trace:
 
     def batches(self) -> Iterator[SourceBatch]:
         """Batches of consecutive warps of one kernel, with the problems."""
-        problems = [*self._problems.take(), *self._stated()]
+        problems = [*self._problems.pop(), *self._stated()]
         for rows in self._rows.in_order():
             at = 0
             while at < len(rows):

@@ -205,22 +205,22 @@ def event_of_exit(record: Record) -> Record:
 
 
 class FirstProblems:
-    """The first problems of an input since the last `take`, and how many more there are."""
+    """The first problems of an input since the last `pop`, and how many more there are."""
 
     def __init__(self) -> None:
-        self._kept: list[Problem] = []
+        self._first: list[Problem] = []
         self._more = 0
 
     def add(self, *problems: Problem) -> None:
         """Add problems."""
-        room = max(0, _PROBLEMS_MAX - len(self._kept))
-        self._kept += problems[:room]
-        self._more += len(problems[room:])
+        free = max(0, _PROBLEMS_MAX - len(self._first))
+        self._first += problems[:free]
+        self._more += len(problems[free:])
 
-    def take(self) -> list[Problem]:
-        """Take out the problems that are kept."""
-        kept, self._kept = self._kept, []
-        return kept
+    def pop(self) -> list[Problem]:
+        """Remove the first problems and return them."""
+        first, self._first = self._first, []
+        return first
 
     def rest(self, words: str) -> Iterator[Problem]:
         """A problem that counts the others, with these words."""

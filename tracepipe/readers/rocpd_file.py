@@ -220,7 +220,7 @@ class _Events:
         is_call, launch = kind.startswith("HIP"), None
         process, thread = self._session.pid(pid), self._session.tid(tid)
         if is_call:
-            launch = self._launches.of(process or 0, correlation, is_call=True)
+            launch = self._launches.launch(process or 0, correlation, is_call=True)
         shape = self._rows.shape(
             ("region", self._rows.table, pid, tid, kind, name, launch is not None),
             lambda: Shape(
@@ -296,7 +296,7 @@ class _Events:
             args["tid"] = self._session.tid(tid)
         args |= integers(queue=queue)
         process = self._session.pid(pid)
-        launch = self._launches.of(process or 0, correlation, is_call=False)
+        launch = self._launches.launch(process or 0, correlation, is_call=False)
         on = stream if type(stream) is int else queue
         shape = self._rows.shape(
             (kind, self._rows.table, name, pid, agent, on, launch is not None, *sizes),

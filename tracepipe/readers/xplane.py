@@ -176,7 +176,7 @@ class _Space:
         self._made: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
         """By what an event produced: its time and its thread."""
         self._used: list[tuple[tuple[Any, ...], int, dict[str, Any]]] = []
-        """What events consumed, with their times and threads."""
+        """By event that consumed something: what, its time and its thread."""
         self._ids = Ids()
         self._names: dict[tuple[int, int | None], str] = {}
         self._problems = FirstProblems()
@@ -382,7 +382,7 @@ class _Space:
             {"type": "name", "pid": pid, "name": cut_text(name)} | ({} if tid is None else {"tid": tid})
             for (pid, tid), name in (dict(self._ids.named()) | self._names).items()
         ]
-        return batches_of(columns, names, self._problems.take(), self._last_problems())
+        return batches_of(columns, names, self._problems.pop(), self._last_problems())
 
     def _last_problems(self) -> Iterator[Problem]:
         yield from self._problems.rest("message|messages cannot be read")
