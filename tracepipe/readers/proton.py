@@ -24,8 +24,8 @@ from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Problem, Record, new_he
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_events import ns_of
-from tracepipe.readers.json_elements import Elements, JsonElements
-from tracepipe.readers.recording import FirstProblems, Recording, cut_text
+from tracepipe.readers.json_elements import JsonElements
+from tracepipe.readers.recording import FirstProblems, Recording, Unusable, cut_text
 from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
 from tracepipe.units import counted
 
@@ -80,39 +80,35 @@ class _Trace:
         elements = JsonElements(stream)
         if elements.begin():
             for batch in elements.batches():
-                self._take(batch)
+                faults = list(batch.faults)
+                for place, text in batch.texts():
+                    try:
+                        self._add_event(orjson.loads(text), text)
+                    except orjson.JSONDecodeError:
+                        faults.append((place, "is not JSON"))
+                    except Unusable as e:
+                        faults.append((place, f"{e.field}: {e.message}"))
+                self._problems.add(*map(batch.problem, sorted(faults)))
         self._put_away()
 
-    def _take(self, batch: Elements) -> None:
-        faults = list(batch.faults)
-        for place, text in batch.texts():
-            try:
-                event = orjson.loads(text)
-            except orjson.JSONDecodeError:
-                faults.append((place, "is not JSON"))
-                continue
-            if message := self._event(event, text):
-                faults.append((place, message))
-        self._problems.add(*map(batch.problem, sorted(faults)))
-
-    def _event(self, event: dict[str, Any], text: bytes) -> str:
-        """Take an event. Return what is wrong with it, or ""."""
-        if event.get("ph") == "M":
-            return ""
-        if event.get("ph") != "X":
-            return f"ph: {str(event.get('ph'))[:8]!r} is not a phase that is read inside kernels"
+    def _add_event(self, event: dict[str, Any], text: bytes) -> None:
+        """Add an event. Raises Unusable."""
+        phase = event.get("ph")
+        if phase == "M":
+            return
+        if phase != "X":
+            raise Unusable("ph", f"{str(phase)[:8]!r} is not a phase that is read inside kernels")
         block, warp = _BLOCK.fullmatch(str(event.get("pid"))), _WARP.fullmatch(str(event.get("tid")))
         if block is None or int(block[2]) > SM_LIMIT:
-            return "pid: is not a kernel with its SM and block"
+            raise Unusable("pid", "is not a kernel with its SM and block")
         if warp is None:
-            return "tid: is not a warp"
+            raise Unusable("tid", "is not a warp")
         ts_ns, dur_ns = (ns_of(event.get(key), key, text) for key in ("ts", "dur"))
         if ts_ns is None or dur_ns is None or not 0 <= dur_ns <= _YEAR_NS:
-            return f"{'ts' if ts_ns is None else 'dur'}: is not a time that a trace can have"
+            raise Unusable("ts" if ts_ns is None else "dur", "is not a time that a trace can have")
         if not isinstance(event.get("name"), str):
-            return "name: is missing, or is not a string"
+            raise Unusable("name", "is missing, or is not a string")
         self._add(event, block, int(warp[1]), (ts_ns, dur_ns, cut_text(event["name"])))
-        return ""
 
     def _add(
         self, event: dict[str, Any], found: re.Match[str], warp: int, scope: tuple[int, int, str]
@@ -158,9 +154,15 @@ class _Trace:
             columns = [sm, number, warp, *([*column] for column in zip(*scopes, strict=True))]
             self._rows.add(SortedRow(entry_ns, 0, life_ns, 0, launched, orjson.dumps(columns)))
 
+    def recording(self) -> Recording:
+        """The recording of the warps."""
+        clock = CYCLES if self.is_of_cycles else _GLOBALTIMER
+        header = new_header(clock=clock, clocks=[clock], engine="Triton Proton, inside of kernels")
+        return Recording(header, self._batches(), Tables())
+
     # Batches --------------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[SourceBatch]:
+    def _batches(self) -> Iterator[SourceBatch]:
         """Batches of consecutive warps of one kernel, with the problems."""
         problems = [*self._problems.pop(), *self._stated()]
         for rows in self._rows.in_order():
@@ -204,12 +206,8 @@ class _Trace:
 
     def _stated(self) -> Iterator[Problem]:
         if self.is_of_cycles:
-            yield Problem(
-                0,
-                "ts",
-                "times are cycles of an SM, drawn as if each took 1 ns: a clock shows only when blocks began",
-                skipped=False,
-            )
+            words = "times are cycles of an SM, drawn as if each took 1 ns"
+            yield Problem(0, "ts", f"{words}: a clock shows only when blocks began", skipped=False)
         if self._first_ns:
             words = f"times begin {-self._first_ns} ns before 0: this is added to all of them"
             yield Problem(0, "ts", words, skipped=False)
@@ -242,7 +240,4 @@ def is_tree(head: bytes) -> bool:
 
 def read(stream: BinaryIO) -> Recording:
     """The recording in a stream, which is read to its end first."""
-    trace = _Trace(stream)
-    clock = CYCLES if trace.is_of_cycles else _GLOBALTIMER
-    header = new_header(clock=clock, clocks=[clock], engine="Triton Proton, inside of kernels")
-    return Recording(header, trace.batches(), Tables())
+    return _Trace(stream).recording()

@@ -15,7 +15,7 @@ import orjson
 
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import RecordCheck, first_fault
-from tracepipe.event.columns import NONE, SPECIAL, EventColumns, Int64s, Row, SourceBatch
+from tracepipe.event.columns import NONE, SPECIAL, Row, SourceBatch
 from tracepipe.event.model import SCHEMA_VERSION, Header, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
@@ -77,19 +77,14 @@ class _Parser:
             return row if row[1] == SPECIAL else (*row[:-1], record.get("stack", NONE))
 
         events, places, lines = self._lines.read(text, read_one, others)
-        if events.stack is not None:
-            self._find_stacks(events, np.arange(lines) if places is None else places, first, problems)
+        if (ids := events.stack) is not None:  # these are replaced by the numbers of stacks
+            places = np.arange(lines) if places is None else places
+            events.stack, unknown = self.tables.stacks.numbers(ids, places + first)
+            for at in np.flatnonzero(unknown).tolist():
+                stated = f"refers to stack {int(ids[at])}, which no line before has"
+                problems.append(Problem(first + int(places[at]), "stack", stated, skipped=False))
+            problems.sort(key=lambda problem: problem.line)
         return SourceBatch(events, others, problems), lines
-
-    def _find_stacks(self, events: EventColumns, places: Int64s, first: int, problems: list[Problem]) -> None:
-        """Replace the ids of stacks by their numbers."""
-        ids = events.stack
-        assert ids is not None
-        events.stack, unknown = self.tables.stacks.numbers(ids, places + first)
-        for at in np.flatnonzero(unknown).tolist():
-            stated = f"refers to stack {int(ids[at])}, which no line before has"
-            problems.append(Problem(first + int(places[at]), "stack", stated, skipped=False))
-        problems.sort(key=lambda problem: problem.line)
 
     def _record(self, line: int, text: bytes, problems: list[Problem]) -> Record | None:
         """The record of a line; None where it is blank, or bad, with a problem."""
@@ -134,24 +129,18 @@ def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
             "Use the version of tracepipe that wrote it, or a newer one.",
         )
     if isinstance(record, dict) and record.get("type") == "header":
-        _leave_out_faults(record, problems)
+        # Bad fields that only describe the capture are left out. Those needed to read events must be valid.
+        while fault := first_fault(record):
+            field = re.split(r"[.[]", fault[0])[0]
+            if field in _NEEDED or field not in record:
+                break
+            del record[field]
+            problems.append(Problem(1, *fault))
     if fault := first_fault(record):
         raise InputError(fault[1], _NO_HEADER, line=1, field=fault[0])
     if record["type"] != "header":
         raise InputError("is not a header", _NO_HEADER, line=1, field="type")
     return cast(Header, record), rest
-
-
-def _leave_out_faults(header: Record, problems: list[Problem]) -> None:
-    """Leave out bad fields that only describe the capture. Fields that are necessary to read events must be
-    valid.
-    """
-    while fault := first_fault(header):
-        field = re.split(r"[.[]", fault[0])[0]
-        if field in _NEEDED or field not in header:
-            return
-        del header[field]
-        problems.append(Problem(1, *fault))
 
 
 def _batches(stream: BinaryIO, parser: _Parser) -> Iterator[SourceBatch]:
