@@ -12,7 +12,7 @@ protos/perfetto/trace/profiling/profile_common.proto.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import orjson
@@ -66,16 +66,16 @@ class Arguments:
         self.left_out = self.unnamed = 0
         self._values = self._bytes = 0
         self._sequence = Sequence(0)
-        self._typed: dict[int, Callable[[dict[str, Any], Any], None]] = {
-            _LOCATION: lambda args, data: _set(args, "source", self._location(data)),
-            _LOCATION_IID: lambda args, iid: _set(args, "source", self._location_numbered(iid)),
+        self._typed: dict[int, Callable[[Any], Iterable[tuple[str, Any]]]] = {
+            _LOCATION: lambda data: [("source", self._location(data))],
+            _LOCATION_IID: lambda iid: [("source", self._location_numbered(iid))],
             _LOG: self._log,
             _TASK: self._task,
-            _CORRELATION: lambda args, id: _set(args, "correlation_id", id),
-            _CORRELATION_TEXT: lambda args, data: _set(args, "correlation_id", text(data)),
-            _CORRELATION_IID: lambda args, iid: _set(args, "correlation_id", self._named(CORRELATIONS, iid)),
-            _CALLSTACK: lambda args, data: _set(args, CALLSTACK, self._inline(data)),
-            _CALLSTACK_IID: lambda args, iid: _set(args, CALLSTACK, self._callstack(iid)),
+            _CORRELATION: lambda id: [("correlation_id", id)],
+            _CORRELATION_TEXT: lambda data: [("correlation_id", text(data))],
+            _CORRELATION_IID: lambda iid: [("correlation_id", self._named(CORRELATIONS, iid))],
+            _CALLSTACK: lambda data: [(CALLSTACK, self._inline(data))],
+            _CALLSTACK_IID: lambda iid: [(CALLSTACK, self._callstack(iid))],
         }
 
     def read(
@@ -86,11 +86,12 @@ class Arguments:
         args: dict[str, Any] = {}
         for tag in fields:
             if tag in self._typed:
-                self._typed[tag](args, fields[tag])
+                args |= {name: value for name, value in self._typed[tag](fields[tag]) if value is not None}
         for tag, data in annotations:
             if tag == ANNOTATIONS:
                 name, value = self._annotation(data, 0)
-                _set(args, name, value)
+                if value is not None:
+                    args[name] = value
         return args
 
     def _fits(self, size_bytes: int) -> bool:
@@ -100,13 +101,16 @@ class Arguments:
         self.left_out += not fits
         return fits
 
+    def _entry(self, table: int, iid: int) -> bytes | None:
+        """An entry of a table by its number."""
+        entry = self._sequence.name(table, iid)
+        self.unnamed += entry is None
+        return entry
+
     def _named(self, table: int, iid: int) -> str | None:
         """A text by its number."""
-        entry = self._sequence.name(table, iid)
-        if entry is None:
-            self.unnamed += 1
-            return None
-        return text(entry) if self._fits(len(entry)) else None
+        entry = self._entry(table, iid)
+        return text(entry) if entry is not None and self._fits(len(entry)) else None
 
     def _annotation(self, data: bytes, depth: int) -> tuple[str, Any]:
         """The name and the value of a DebugAnnotation; None for a value that cannot be shown."""
@@ -191,23 +195,20 @@ class Arguments:
         return _place(text(of.get(_FILE, b"")), of.get(_LINE, 0), text(of.get(_FUNCTION, b"")))
 
     def _location_numbered(self, iid: int) -> str | None:
-        data = self._sequence.name(LOCATIONS, iid)
-        if data is None:
-            self.unnamed += 1
-            return None
-        return self._location(data)
+        data = self._entry(LOCATIONS, iid)
+        return None if data is None else self._location(data)
 
-    def _log(self, args: dict[str, Any], data: bytes) -> None:
+    def _log(self, data: bytes) -> Iterator[tuple[str, Any]]:
         of = dict(tagged(data))
         if _ONE in of:
-            _set(args, "source", self._location_numbered(of[_ONE]))
+            yield "source", self._location_numbered(of[_ONE])
         if _TWO in of:
-            _set(args, "log", self._named(BODIES, of[_TWO]))
+            yield "log", self._named(BODIES, of[_TWO])
 
-    def _task(self, args: dict[str, Any], data: bytes) -> None:
+    def _task(self, data: bytes) -> Iterator[tuple[str, Any]]:
         of = dict(tagged(data))
         if _ONE in of:
-            _set(args, "posted_from", self._location_numbered(of[_ONE]))
+            yield "posted_from", self._location_numbered(of[_ONE])
 
     def _inline(self, data: bytes) -> list[str]:
         """The frames of a callstack in the event, innermost first."""
@@ -220,27 +221,20 @@ class Arguments:
 
     def _callstack(self, iid: int) -> list[str] | None:
         """The frames of a callstack by its number, innermost first."""
-        data = self._sequence.name(CALLSTACKS, iid)
+        data = self._entry(CALLSTACKS, iid)
         if data is None:
-            self.unnamed += 1
             return None
         ids = [id for tag, value in tagged(data) if tag >> 3 == 2 for id in numbers(tag, value)]
         return [frame for id in reversed(ids[-_FRAMES_MAX:]) if (frame := self._frame(id))]
 
     def _frame(self, iid: int) -> str | None:
-        data = self._sequence.name(FRAMES, iid)
+        data = self._entry(FRAMES, iid)
         if data is None:
-            self.unnamed += 1
             return None
         of = dict(tagged(data))
         path = self._named(SOURCE_PATHS, of[5 << 3]) if 5 << 3 in of else None
         function = self._named(FUNCTIONS, of[2 << 3]) if 2 << 3 in of else None
         return _place(path or "", of.get(6 << 3, 0), function or f"0x{of.get(4 << 3, 0):x}")
-
-
-def _set(args: dict[str, Any], name: str, value: object) -> None:
-    if value is not None:
-        args[name] = value
 
 
 def _place(path: str, line: int, function: str) -> str:
