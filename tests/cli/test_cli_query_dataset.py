@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import rank_folder
 from tracepipe.errors import QueryError
-from tracepipe.sql.datasets import query_dataset
+from tracepipe.sql.tables import query_dataset
 
 DOCS = Path(__file__).parents[2] / "docs" / "dataset.md"
 HOSTILE = "no'de\n%41\"\x1b[2J"
@@ -242,10 +242,11 @@ def test_no_number_is_cut(ds: Path) -> None:
 def test_an_answer_is_made_as_it_is_read(ds: Path) -> None:
     """Two parts of a hundred thousand million rows."""
     with query_dataset(str(ds), "select i from range(100_000_000_000) as t(i)") as answer:
-        first, second = next(answer.parts), next(answer.parts)
-    assert second[0][0] == len(first[0])
-    with query_dataset(str(ds), "select 1") as answer, pytest.raises(QueryError):
-        list(query_dataset(str(ds), "select error('x')").__enter__().parts)
+        parts = answer.parts()
+        first, second = next(parts), next(parts)
+    assert second[0][0] == len(first)
+    with query_dataset(str(ds), "select 1"), pytest.raises(QueryError):
+        list(query_dataset(str(ds), "select error('x')").__enter__().parts())
 
 
 def test_a_missing_library_or_dataset_is_reported(

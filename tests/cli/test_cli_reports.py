@@ -19,7 +19,7 @@ from tests.support.program import PYTHONPATH
 from tests.support.recordings import GPU_CLOCK, event, span, write
 from tracepipe import cli
 from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.layer_tables import TABLES
+from tracepipe.store.views import VIEWS
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(ROOT / "fixtures" / "layered-launch" / "input.jsonl")
@@ -133,7 +133,7 @@ def test_a_picture_goes_to_standard_output_and_its_kind_is_that_of_its_name(run:
 @pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_every_input_can_be_exported(run: Run, tmp_path: Path, case: Case) -> None:
     code, _, _ = run("export", str(case.input), "-o", str(tmp_path / "out"))
-    files = {f"{table}.parquet" for table in TABLES} | {"run.json"}
+    files = {f"{table}.parquet" for table in VIEWS} | {"run.json"}
     assert (code, {path.name for path in (tmp_path / "out").iterdir()}) == (0, files)
 
 
@@ -314,15 +314,12 @@ def test_options_of_reports_are_options_of_commands(run: Run) -> None:
 
 
 def test_without_the_libraries_two_lines_state_what_to_install(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tracepipe.reports.frames.libraries import pl
-
-    monkeypatch.setitem(sys.modules, "polars", None)
-    monkeypatch.setattr(pl, "_module", None)
-    code, out, err = run("export", SAMPLE)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, out, err = run("export", SAMPLE, "--format", "arrow", "-o", tmp_path / "tables")
     assert (code, out, len(err.splitlines())) == (3, "", 2)
-    assert err.splitlines()[1].strip() == "pip install polars"
+    assert err.splitlines()[1].strip() == "pip install pyarrow"
 
 
 def printed_and_loaded(*argv: str) -> tuple[str, set[str]]:

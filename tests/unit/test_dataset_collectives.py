@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from tracepipe.dataset.collectives import UNKNOWN, Collectives, collectives_of
 from tracepipe.dataset.steps import gpu_times, steps_of
@@ -49,6 +50,10 @@ class Recording:
         return collectives_of(run, {gpu: one.compute for gpu, one in times.items()}, steps_of(run, times))
 
 
+def frame(found: Collectives) -> pl.DataFrame:
+    return pl.DataFrame(found.columns)
+
+
 def known(group: str, ranks: int = 4, count: int = 256) -> dict[str, Any]:
     return {"comm": 16, "count": count, "group": group, "group_ranks": ranks}
 
@@ -60,7 +65,7 @@ def test_a_kernel_belongs_to_the_call_around_its_launch(tmp_path: Path) -> None:
     run.call("ncclAllReduce", _REDUCE, **known("a"))
     found = run.read(tmp_path)
     columns = "operation", "process_group", "group_size", "elements", "nth", "leaves_together"
-    assert list(found.frame.select(columns).iter_rows()) == [
+    assert list(frame(found).select(columns).iter_rows()) == [
         ("all_reduce", "a", 4, 256, 0, True),
         ("all_gather", "b", 2, 8, 0, True),
         ("all_reduce", "a", 4, 256, 1, True),
@@ -82,7 +87,7 @@ def test_a_group_launches_at_its_end(tmp_path: Path) -> None:
     run.call("ncclAllReduce", **known("a"))
     run.call("ncclGroupEnd", _REDUCE)
     found = run.read(tmp_path)
-    rows = found.frame.select("process_group", "group_size", "elements")
+    rows = frame(found).select("process_group", "group_size", "elements")
     assert list(rows.iter_rows()) == [("b", 2, 256), ("a", 4, 256), ("a", 4, None)]
 
 
@@ -95,7 +100,7 @@ def test_what_is_not_known_is_reported_and_not_compared(tmp_path: Path) -> None:
     run.call("ncclAllReduce", _REDUCE, comm=32, count=1)
     run.call("ncclAllReduce", _REDUCE, **known("a"))
     found = run.read(tmp_path)
-    rows = found.frame.select("process_group", "leaves_together")
+    rows = frame(found).select("process_group", "leaves_together")
     assert list(rows.iter_rows()) == [(UNKNOWN, False)] * 3 + [("a", True)]
     (remark,) = found.remarks
     assert remark.startswith("calls of NCCL whose process groups are not known: 1. Record from before")
@@ -106,7 +111,7 @@ def test_without_any_known_group_all_ranks_are_one(tmp_path: Path) -> None:
     run.call("ncclAllReduce", _REDUCE, comm=32, count=1)
     run.call("cuCtxSynchronize", _GATHER)
     found = run.read(tmp_path)
-    rows = found.frame.select("process_group", "leaves_together")
+    rows = frame(found).select("process_group", "leaves_together")
     assert list(rows.iter_rows()) == [("", True)] * 2
-    assert np.all(found.frame["group_size"].is_null().to_numpy())
+    assert np.all(frame(found)["group_size"].is_null().to_numpy())
     assert len(found.remarks) == 1

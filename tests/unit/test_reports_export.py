@@ -5,20 +5,21 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pytest
 
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
-from tracepipe.errors import OutputError
+from tracepipe.errors import LibraryMissing, OutputError
 from tracepipe.present.writing.table_formats import FORMATS, write_table
 from tracepipe.recording.outputs import replacing_folder
 from tracepipe.reports import export
-from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
 from tracepipe.store.run import Run
+from tracepipe.store.views import VIEWS, count
 
 ROOT = Path(__file__).parents[2]
 WARPS = {
@@ -59,12 +60,13 @@ def exported(run: Run, folder: Path, to: str = "parquet") -> dict[str, pl.DataFr
     for name, write in result.files.items():
         with (folder / name).open("wb") as out:
             write(out)
-    return {name: READ[to](folder / f"{name}.{to}") for name in TABLES}
+    return {name: READ[to](folder / f"{name}.{to}") for name in VIEWS}
 
 
-def whole(table: LayerTable, run: Run) -> pl.DataFrame:
+def whole(name: str, run: Run) -> pl.DataFrame:
     """All of a table."""
-    return pl.concat([table.part(run, slice(0, 0)), *table.frames(run, 1_000)])
+    found: pl.DataFrame = run.table(name).pl()
+    return found
 
 
 def test_a_layer_is_a_table_of_whole_numbers(run: Run, tmp_path: Path) -> None:
@@ -93,16 +95,16 @@ def test_a_layer_is_a_table_of_whole_numbers(run: Run, tmp_path: Path) -> None:
 
 
 def test_kernels_have_their_whole_names_as_far_as_the_recording_has_them(load: Load) -> None:
-    whole = "void at::f<c10::Half>(int)"
+    kernel = "void at::f<c10::Half>(int)"
     run = load(
-        span(100, 110, whole, "gpu_kernel", gpu=0, stream=1),
-        span(200, 210, "at::f<c10::Half>", "gpu_kernel", gpu=0, stream=1, args={"function": whole}),
+        span(100, 110, kernel, "gpu_kernel", gpu=0, stream=1),
+        span(200, 210, "at::f<c10::Half>", "gpu_kernel", gpu=0, stream=1, args={"function": kernel}),
         span(300, 310, "at::f<c10::Half>", "gpu_kernel", gpu=0, stream=1),
         span(400, 410, "g", "gpu_kernel", gpu=0, stream=1, args={"function": "of something else"}),
     )
     short = "at::f<c10::Half>"
-    assert TABLES["kernels"].part(run, slice(0, 4)).select("name", "kernel").rows() == [
-        (short, whole), (short, whole), (short, short), ("g", "g"),
+    assert whole("kernels", run).select("name", "kernel").rows() == [
+        (short, kernel), (short, kernel), (short, short), ("g", "g"),
     ]  # fmt: skip
 
 
@@ -130,24 +132,21 @@ def test_warps_and_their_exits_have_a_row_each(run: Run, tmp_path: Path) -> None
 
 
 def test_no_cell_holds_a_list(run: Run) -> None:
-    for name, table in TABLES.items():
-        assert all(not kind.is_nested() for kind in whole(table, run).dtypes), name
+    for name in VIEWS:
+        assert all(not kind.is_nested() for kind in whole(name, run).dtypes), name
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_every_format_holds_the_same(run: Run, tmp_path: Path, to: str) -> None:
     tables = exported(run, tmp_path, to)
-    for name, table in TABLES.items():
-        made = whole(table, run)
+    for name in VIEWS:
+        made = whole(name, run)
         assert tables[name].columns == made.columns
         assert tables[name].cast(made.schema, strict=True).rows() == made.rows()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_table_of_several_parts_is_that_of_one(
-    load: Load, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_in_the_order_of_their_numbers(load: Load, tmp_path: Path, to: str) -> None:
     calls = [
         span(1_100 + at, 1_100 + at + at % 3 * 50, f"f{at % 7}", args={"size": at, "ptr": f"{at % 5:#x}"})
         for at in range(100)
@@ -160,21 +159,13 @@ def test_a_table_of_several_parts_is_that_of_one(
     calls = [one | {"stack": 41 + at % 6} for at, one in enumerate(calls)]
     run = load(PAIR, *stacks, *calls, WARPS, *({**without_sms, "launch": at} for at in range(20)))
     one = exported(run, tmp_path, to)
-    monkeypatch.setattr("tracepipe.reports.frames.layer_tables._ROWS_AT_ONCE", 7)
-    several = exported(run, tmp_path, to)
-    for name, table in TABLES.items():
-        assert several[name].equals(one[name], null_equal=True) and len(one[name]) == table.count(run), name
+    for name in VIEWS:
+        assert len(one[name]) == count(run, name), name
+        if "row" in one[name].columns:
+            assert one[name]["row"].to_list() == [*range(len(one[name]))]
     assert len(one["calls"]) == 100 and len(one["warps"]) == 42
     assert one["stacks"]["frame"].to_list() == [place for at in range(1, 7) for place in range(at)]
-
-
-def test_a_bug_while_a_table_is_made_is_not_reported_as_a_full_disk() -> None:
-    def frames() -> Iterator[pl.DataFrame]:
-        yield pl.DataFrame({"a": [1]})
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write_table(pl.Schema({"a": pl.Int64()}), frames(), io.BytesIO(), "parquet")
+    assert one["ranges"]["warp_row"].is_sorted() and one["exits"]["warp_row"].is_sorted()
 
 
 FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "=cmd|' /C calc'!A0", "\uff1d1+1", "-"]
@@ -197,9 +188,8 @@ def test_no_name_is_a_formula_in_a_spreadsheet(load: Load, tmp_path: Path, to: s
 
 
 def test_a_negative_number_is_a_number_in_csv() -> None:
-    out = io.BytesIO()
-    table = pl.DataFrame({"a": [-5, None], "b": [-0.5, 1.0], "c": ["-5", "-x"]})
-    write_table(table.schema, iter([table]), out, "csv")
+    out, table = io.BytesIO(), "(values (-5, -0.5::double, '-5'), (null, 1.0, '-x')) as t(a, b, c)"
+    assert write_table(duckdb.connect(), f"select * from {table}", out, "csv") == 2
     assert out.getvalue() == b"a,b,c\n-5,-0.5,-5\n,1.0,'-x\n"
 
 
@@ -222,9 +212,9 @@ def test_the_documents_name_every_column_with_its_type(run: Run) -> None:
     page = page[page.index("## `export`") :]
     rows = re.findall(r"^\| (`.+?`) \| (\w+) \|", page, re.MULTILINE)
     documented = {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
-    made = {name: str(kind) for table in TABLES.values() for name, kind in whole(table, run).schema.items()}
+    made = {name: str(kind) for view in VIEWS for name, kind in whole(view, run).schema.items()}
     assert documented == made
-    assert all(f"`{name}`" in page for name in TABLES)
+    assert all(f"`{name}`" in page for name in VIEWS)
 
 
 def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
@@ -267,9 +257,16 @@ def test_a_folder_does_not_replace_a_file_nor_go_to_standard_output(tmp_path: Pa
 
 
 def test_a_full_disk_is_reported_in_words() -> None:
-    table = pl.DataFrame({"a": range(500_000)})
+    question = "select range as a from range(500_000)"
     with pytest.raises((OutputError, OSError), match="No space left"), open("/dev/full", "wb") as out:
-        write_table(table.schema, iter([table]), out, "parquet")
+        write_table(duckdb.connect(), question, out, "parquet")
+
+
+def test_a_missing_library_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(LibraryMissing, match="Arrow files need pyarrow") as missing:
+        write_table(run.connection, "select 1", io.BytesIO(), "arrow")
+    assert missing.value.hint == "pip install pyarrow"
 
 
 def test_large_launch_ids_and_odd_names_survive(load: Load) -> None:

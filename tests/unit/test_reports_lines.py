@@ -6,12 +6,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.layer_tables import TABLES
 from tracepipe.reports.lines import Options, run
 from tracepipe.store.run import load_run
 
@@ -146,14 +144,14 @@ def test_lines_beyond_the_top_are_counted() -> None:
 
 def test_exported_calls_and_kernels_have_their_stacks() -> None:
     sample = load_run(str(SAMPLE))
-    kernels, stacks = (pl.concat(TABLES[name].frames(sample, 1_000)) for name in ("kernels", "stacks"))
+    kernels, stacks = (sample.table(name).pl() for name in ("kernels", "stacks"))
     assert kernels.filter(name="sgd")["python"].to_list() == ["model/train.py:44 step"] * 2
     assert kernels.filter(name="reduce")["python"].null_count() == 4
     number = kernels.filter(name="sgd")["stack"][0]
     assert stacks.filter(stack=number).select("frame", "line", "is_library").rows() == [
         (0, 120, True), (1, 44, False), (2, 60, False)
     ]  # fmt: skip
-    calls = pl.concat(TABLES["calls"].frames(sample, 1_000))
+    calls = sample.calls.pl()
     assert calls.filter(name="cudaFree")["python"].to_list() == [None]
 
 

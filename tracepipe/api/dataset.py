@@ -86,23 +86,34 @@ def query(
     notify: Callable[[str], None],
     showing: Callable[[str], AbstractContextManager[Progress | None]],
 ) -> int:
-    """Run SQL on a dataset, a trace or a recording, which is converted first; write the rows of the last
-    statement in one of `QUERY_FORMATS`, and return how many these are.
+    """Run SQL on a dataset, a trace or a recording; write the rows of the last statement in one of
+    `QUERY_FORMATS`, and return how many these are.
 
-    `notify` gets the losses and problems of a recording. Raises QueryError for SQL that is refused,
-    InputError, LibraryMissing, OutputError. The options are for recordings, but for `format`.
+    A recording is asked for its tables if the SQL names no others, else it is converted and asked in
+    Perfetto's SQL. `notify` gets the first of these facts, and the losses and problems of a recording. Raises
+    QueryError for SQL that is refused, InputError, LibraryMissing, OutputError. The options are for
+    recordings, but for `format`.
     """
     from tracepipe.recording.files import opened_again
     from tracepipe.recording.outputs import replacing
     from tracepipe.sql.answers import write_answer, write_rows
     from tracepipe.sql.processor import ask, find_shell
+    from tracepipe.sql.tables import query_dataset, query_recording, is_about_tables
 
     options = options or QueryOptions()
     to = partial(replacing, output, force=force, sources=[path], on_terminal=options.format in _FOR_PEOPLE)
     if paths.is_folder(path):
-        from tracepipe.sql.datasets import query_dataset
-
         with query_dataset(path, sql) as rows, to() as out:
+            return write_rows(rows, options.format, out)
+    if not path.endswith(_TRACES) and is_about_tables(sql):
+        from tracepipe.api.open import load
+
+        with showing(f"query {Path(path).name}") as bar:
+            run = load(path, options, progress=bar)
+        notify("asked: the tables that export writes, in DuckDB's SQL")
+        for line in list(account_lines(run.facts))[1:]:
+            notify(line)
+        with query_recording(run, sql) as rows, to() as out:
             return write_rows(rows, options.format, out)
     shell = find_shell(options.trace_processor)
     if path.endswith(_TRACES):

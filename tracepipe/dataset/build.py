@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tracepipe import paths
 from tracepipe.dataset.clocks_table import Aligned, write_alignment
-from tracepipe.dataset.places import RANKS, Dataset, read_part
+from tracepipe.dataset.places import RANKS, Dataset, read_rows
 from tracepipe.dataset.rank_tables import Source, Written, write_rank
 from tracepipe.dataset.shifts import renumber
 from tracepipe.errors import InputError, OutputError, TracepipeError
@@ -144,11 +144,12 @@ def _below(folder: Path, output: Path) -> Iterator[Path]:
 
 def _known(dataset: Dataset) -> dict[int, tuple[str, Source]]:
     """The ranks that are there, each with its host and recording."""
-    names = ["source", "source_bytes", "source_mtime_ns", "source_version"]
-    return {
-        rank: (host, Source(*read_part(dataset.part(RANKS, host, rank), names).row(0)))
-        for host, rank in dataset.ranks()
-    }
+    names = "source, source_bytes, source_mtime_ns, source_version"
+    found = {}
+    for host, rank in dataset.ranks():
+        (row,) = read_rows(dataset.part(RANKS, host, rank), names)
+        found[rank] = host, Source(*row.values())
+    return found
 
 
 @dataclass(slots=True)
@@ -179,9 +180,7 @@ class _Build:
         left = {source.path: (source, root) for source, root in wanted}
         with ExitStack() as kept:
             # Threads of this process may hold locks, which a fork would never get back.
-            pool = kept.enter_context(
-                ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
-            )
+            pool = kept.enter_context(ProcessPoolExecutor(jobs, mp_context=get_context("spawn")))
             # In their order, so that of two recordings of one rank it is always the same one that stays.
             running: deque[tuple[Future[Written], Source, Path]] = deque()
             waiting = deque(wanted)
@@ -224,8 +223,3 @@ class _Build:
         self._done_bytes += source.size_bytes
         if self.progress is not None:
             self.progress(self._done_bytes, self._total_bytes)
-
-
-def _begin_worker() -> None:
-    # As many processes as processors are at work, each with polars' own threads: one is enough.
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")

@@ -9,7 +9,7 @@ from typing import Any, Final
 from tracepipe.dataset.clocks_table import ALIGNMENT
 from tracepipe.dataset.identity import UNKNOWN_HOST
 from tracepipe.dataset.meetings import Line
-from tracepipe.dataset.places import RANKS, Dataset, read_part
+from tracepipe.dataset.places import RANKS, Dataset, read_rows
 from tracepipe.dataset.rank_tables import Source
 from tracepipe.errors import ClockError, InputError
 from tracepipe.units import counted, duration_text
@@ -90,9 +90,7 @@ def chosen(dataset: Dataset, numbers: Iterable[int]) -> Chosen:
         names = ", ".join(map(str, missing[:_SHOWN_MAX])) + (", …" if len(missing) > _SHOWN_MAX else "")
         raise InputError(f"has no rank {names}", known, path=str(dataset.folder))
     places, refused, reference = _places(dataset)
-    rows = {
-        rank: read_part(dataset.part(RANKS, host, rank)).row(0, named=True) for rank, host in there.items()
-    }
+    rows = {rank: read_rows(dataset.part(RANKS, host, rank))[0] for rank, host in there.items()}
     starts = [
         places[row["clock"]].line.place(row["start_ns"]) for row in rows.values() if row["clock"] in places
     ]
@@ -122,7 +120,7 @@ def _places(dataset: Dataset) -> tuple[dict[str, Place], dict[str, str], str]:
     if not file.is_file():
         raise InputError("has no layer alignment", _AGAIN, path=str(dataset.folder))
     places, refused, reference = {}, {}, ""
-    for row in read_part(file).iter_rows(named=True):
+    for row in read_rows(file):
         reference = row["reference"]
         if row["offset_ns"] is None:
             refused[row["clock"]] = row["refused"]

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from tracepipe.dataset.alignment import Alignment, align
 from tracepipe.dataset.host_clocks import Recorded, related, relations
 from tracepipe.dataset.meetings import Meetings
-from tracepipe.dataset.places import RANKS, Dataset, read_part
-from tracepipe.present.writing.table_formats import write_table
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.dataset.places import RANKS, Dataset, asking, read_rows
+from tracepipe.present.writing.table_formats import write_columns
 
 ALIGNMENT: Final = "alignment"
 SCHEMA: Final = {
@@ -22,7 +23,15 @@ SCHEMA: Final = {
 }  # fmt: skip
 COLLECTIVES_MAX: Final = 1 << 21
 """Collectives of all ranks together that are compared: of more, a half, a quarter, and so on."""
-_KEY: Final = ("operation", "process_group", "seq", "nth")
+# A collective by a hash of what all ranks share, which comes once.
+_COMPARED: Final = """
+with ends as (
+    select hash(operation, process_group, coalesce(seq, nth), seq is not null) as key, start_ns, end_ns, row
+    from part where leaves_together
+)
+select key, first(start_ns order by row) as start_ns, first(end_ns order by row) as end_ns
+from ends where key % {one_of} = 0 group by key order by min(row)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ def write_alignment(dataset: Dataset) -> Aligned:
     """Put all clocks of a dataset on one, and write how. Raises OutputError."""
     ranks = dataset.ranks()
     times = ["start_ns", "end_ns", "realtime_offset_ns", "last_at_ns", "last_realtime_offset_ns"]
-    rows = [read_part(dataset.part(RANKS, *one)).row(0, named=True) for one in ranks]
+    rows = [read_rows(dataset.part(RANKS, *one))[0] for one in ranks]
     clocks = sorted({row["clock"] for row in rows})
     numbers = {clock: number for number, clock in enumerate(clocks)}
     total = sum(row["collectives"] for row in rows)
@@ -56,9 +65,8 @@ def write_alignment(dataset: Dataset) -> Aligned:
     found = align(Meetings.of(columns[0], collective.astype(np.int64), columns[2], columns[3]), len(clocks))
     recorded = [Recorded(row["clock"], *(row[name] for name in times)) for row in rows]
     found = related(found, relations(recorded, clocks), clocks)
-    with dataset.part_at(f"layer={ALIGNMENT}/part-0.parquet") as part, part.open("wb") as out:
-        table = _table(clocks, found)
-        write_table(table.schema, iter([table]), out, "parquet")
+    with dataset.part_at(f"layer={ALIGNMENT}/part-0.parquet") as part:
+        write_columns(_columns(clocks, found), SCHEMA, part)
     return Aligned(clocks, found)
 
 
@@ -68,25 +76,16 @@ def _ends(dataset: Dataset, ranks: list[tuple[str, int, int]], one_of: int) -> I
         file = dataset.part("collectives", host, rank)
         if not file.is_file():
             continue
-        frame = read_part(file, [*_KEY, "start_ns", "end_ns", "leaves_together"])
-        numbered = pl.col("seq").is_not_null()
-        key = pl.struct(
-            "operation",
-            "process_group",
-            pl.when(numbered).then(pl.col("seq")).otherwise(pl.col("nth")),
-            numbered.alias("is_numbered"),
-        ).hash()
-        frame = frame.filter("leaves_together").select("start_ns", "end_ns", key=key)
-        frame = frame.filter(pl.col("key") % one_of == 0).unique("key", keep="first", maintain_order=True)
+        with asking(file) as connection:
+            found = connection.execute(_COMPARED.format(one_of=one_of)).fetchnumpy()
         yield (
-            np.full(len(frame), clock, np.int64),
-            frame["key"].to_numpy(),
-            frame["start_ns"].to_numpy(),
-            frame["end_ns"].to_numpy(),
+            np.full(len(found["key"]), clock, np.int64),
+            *(found[name] for name in ("key", "start_ns", "end_ns")),
         )
 
 
-def _table(clocks: list[str], found: Alignment) -> pl.DataFrame:
+def _columns(clocks: list[str], found: Alignment) -> dict[str, list[Any]]:
+    """The columns of SCHEMA, a row for each clock."""
     reference = clocks[found.reference] if clocks else None
     rows = []
     for number, clock in enumerate(clocks):
@@ -98,4 +97,4 @@ def _table(clocks: list[str], found: Alignment) -> pl.DataFrame:
             else (*(None,) * 11, found.refused[number])
         )  # fmt: skip
         rows.append((clock, reference, *placed))
-    return pl.DataFrame(rows, schema={name: getattr(pl, kind) for name, kind in SCHEMA.items()}, orient="row")
+    return {name: [row[at] for row in rows] for at, name in enumerate(SCHEMA)}

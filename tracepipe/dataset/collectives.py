@@ -8,8 +8,11 @@ the order of its kernels is the number.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
 
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_shares import communicates
@@ -17,7 +20,6 @@ from tracepipe.dataset.communicators import Asked, communicated
 from tracepipe.event.columns import Int64s
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.store.run import Run
 
 SCHEMA: Final = {
@@ -62,58 +64,72 @@ def operation_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The collectives of a rank. `remarks` say which of their process groups are not known."""
+    """The collectives of a rank, as columns of SCHEMA. `remarks` say which of their process groups are not
+    known.
+    """
 
-    frame: pl.DataFrame
+    columns: dict[str, Any]
     remarks: list[str]
 
 
-def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame) -> Collectives:
-    """A row for each collective's kernel, by its start, with the columns of SCHEMA.
+def collectives_of(run: Run, compute: dict[int, Stretches], steps: dict[str, Any]) -> Collectives:
+    """A row for each collective's kernel, by its start.
 
     `compute` is when each GPU computed: `exposed_ns` is the rest of a collective's time. `row` is that in
     `kernels`; `nth` counts from 0 the kernels of an operation and process group, by GPU. `step` is the one in
     which it starts, of those of `steps_of`. `work_ns` is how long before it no collective ran that ranks
-    leave together, null where none did before.
+    leave together, None where none did before.
     """
     of_shape, moves_data = values_by_names(run, "gpu_kernel", communicates)
     layer = run.layer("gpu_kernel")
     rows = np.flatnonzero(np.array(moves_data, np.bool_)[of_shape][layer.shape])
-    kinds = {
-        name: pl.String if name == "name" else pl.Int64
-        for name in ("start_ns", "end_ns", "gpu", "stream", "name")
-    }
-    frame = pl.DataFrame(run.values("gpu_kernel", rows, *kinds), kinds)
+    of = run.values("gpu_kernel", rows, "gpu", "stream", "name")
+    start_ns, end_ns = layer.start_ns[rows], layer.end_ns[rows]
+    gpus = [gpu or 0 for gpu in of["gpu"]]
     given = {key: run.args.texts_of(arg, layer.args[rows]) for key, arg in _ARGS.items()}
-    operations = _operations(given["operation"], frame["name"].to_list())
-    frame = frame.with_columns(
-        row=pl.Series(rows, dtype=pl.Int64),
-        gpu=pl.col("gpu").fill_null(0),
-        operation=pl.Series(operations, dtype=pl.String),
-        process_group=pl.Series(_groups(given["group"], given["members"]), dtype=pl.String),
-        **{key: _integers(given[key]) for key in ("group_size", "seq", "elements")},
-    )
-    frame, remarks = _with_communicators(run, rows, frame)
-    nth = pl.int_range(pl.len(), dtype=pl.Int64).over("gpu", "operation", "process_group")
-    leaves_together = pl.col("operation").is_in(sorted(TOGETHER)) & (pl.col("process_group") != UNKNOWN)
-    ends_ns = pl.when(leaves_together).then("end_ns").cum_max().forward_fill().shift(1).over("gpu")
-    frame = frame.with_columns(
-        nth=nth,
-        exposed_ns=_exposed_ns(frame, compute),
-        leaves_together=leaves_together,
-        work_ns=(pl.col("start_ns") - ends_ns).clip(0),
-        step=_steps(frame["start_ns"], steps),
-    )
-    frame = frame.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in SCHEMA.items())
-    return Collectives(frame, remarks)
+    operations = _operations(given["operation"], of["name"])
+    groups = _groups(given["group"], given["members"])
+    sizes, seq, elements = (_integers(given[key]) for key in ("group_size", "seq", "elements"))
+    remarks = _add_communicators(run, rows, operations, groups, sizes, elements)
+    together = [
+        operation in TOGETHER and group != UNKNOWN
+        for operation, group in zip(operations, groups, strict=True)
+    ]
+    counts: Counter[tuple[int, str, str]] = Counter()
+    nth, work_ns, last_ns = [], [], dict[int, int]()
+    for at, key in enumerate(zip(gpus, operations, groups, strict=True)):
+        nth.append(counts[key])
+        counts[key] += 1
+        gpu, before_ns = key[0], last_ns.get(key[0])
+        work_ns.append(None if before_ns is None else max(int(start_ns[at]) - before_ns, 0))
+        if together[at]:
+            ended_ns = int(end_ns[at])
+            last_ns[gpu] = ended_ns if before_ns is None else max(before_ns, ended_ns)
+    exposed_ns = end_ns - start_ns
+    for number, busy in compute.items():
+        own = np.flatnonzero(np.array(gpus) == number)
+        exposed_ns[own] -= busy.covered_ns(start_ns[own], end_ns[own])
+    columns = {
+        "row": rows, "start_ns": start_ns, "end_ns": end_ns, "gpu": gpus, "stream": of["stream"],
+        "name": of["name"], "operation": operations, "process_group": groups, "group_size": sizes, "seq": seq,
+        "nth": nth, "elements": elements, "exposed_ns": exposed_ns, "leaves_together": together,
+        "step": _steps(start_ns, steps), "work_ns": work_ns,
+    }  # fmt: skip
+    return Collectives(columns, remarks)
 
 
-def _with_communicators(run: Run, rows: Int64s, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Fill in what the calls of NCCL tell of kernels that name no group themselves; and what they do not."""
-    is_unnamed = frame["process_group"] == ""
-    if not is_unnamed.any():
-        return frame, []
-    found = communicated(run, rows, frame["operation"].to_list(), operation_of)
+def _add_communicators(
+    run: Run,
+    rows: Int64s,
+    operations: list[str],
+    groups: list[str],
+    sizes: list[int | None],
+    elements: list[int | None],
+) -> list[str]:
+    """Add what the calls of NCCL tell of kernels that name no group themselves; return what they do not."""
+    if "" not in groups:
+        return []
+    found = communicated(run, rows, operations, operation_of)
     remarks = []
     if found.unknown:
         remarks.append(
@@ -121,28 +137,27 @@ def _with_communicators(run: Run, rows: Int64s, frame: pl.DataFrame) -> tuple[pl
             "communicators are made."
         )
     if not any(found.asked):
-        return frame, remarks  # as if all ranks were in one group
-    asked = [one or Asked("", UNKNOWN, None, None) for one in found.asked]
-    schema = {"group": pl.String, "size": pl.Int64, "count": pl.Int64}
-    known = pl.DataFrame([(one.group, one.size, one.elements) for one in asked], schema, orient="row")[
-        found.place
+        return remarks  # as if all ranks were in one group
+    for at, place in enumerate(found.place.tolist()):
+        asked = found.asked[place] or Asked("", UNKNOWN, None, None)
+        groups[at] = groups[at] or asked.group
+        sizes[at] = asked.size if sizes[at] is None else sizes[at]
+        elements[at] = asked.elements if elements[at] is None else elements[at]
+    return remarks
+
+
+def _steps(start_ns: Int64s, steps: dict[str, Any]) -> list[int | None]:
+    """The number of the step at each time, None between steps."""
+    starts_ns, first = np.unique(steps["start_ns"], return_index=True)
+    if not len(starts_ns):
+        return [None] * len(start_ns)
+    at = np.searchsorted(starts_ns, start_ns, "right") - 1
+    of = first[at.clip(0)]
+    is_inside = (at >= 0) & (start_ns <= steps["end_ns"][of])
+    return [
+        step if inside else None
+        for step, inside in zip(steps["step"][of].tolist(), is_inside.tolist(), strict=True)
     ]
-    frame = frame.with_columns(
-        process_group=pl.when(is_unnamed).then(known["group"]).otherwise("process_group"),
-        group_size=pl.col("group_size").fill_null(known["size"]),
-        elements=pl.col("elements").fill_null(known["count"]),
-    )
-    return frame, remarks
-
-
-def _steps(start_ns: pl.Series, steps: pl.DataFrame) -> pl.Series:
-    """The number of the step at each time, null between steps."""
-    bounds = steps.unique("start_ns", keep="first").sort("start_ns")
-    if bounds.is_empty():
-        return pl.Series([None] * len(start_ns), dtype=pl.Int64)
-    at = bounds["start_ns"].search_sorted(start_ns, "right").cast(pl.Int64) - 1
-    of = bounds[at.clip(0)]
-    return of.select(step=pl.when((at >= 0) & (start_ns <= of["end_ns"])).then("step")).to_series()
 
 
 def _operations(given: list[str | None], names: list[str | None]) -> list[str]:
@@ -161,19 +176,9 @@ def _groups(names: list[str | None], members: list[str | None]) -> list[str]:
     return [f"{name or ''} {ranks or ''}".strip() for name, ranks in zip(names, members, strict=True)]
 
 
-def _integers(texts: list[str | None]) -> pl.Series:
+def _integers(texts: list[str | None]) -> list[int | None]:
     known: dict[str | None, int | None] = {None: None}
     for text in texts:
         if text not in known:
             known[text] = int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
-    return pl.Series([known[text] for text in texts], dtype=pl.Int64)
-
-
-def _exposed_ns(frame: pl.DataFrame, compute: dict[int, Stretches]) -> pl.Series:
-    exposed_ns = (frame["end_ns"] - frame["start_ns"]).to_numpy().copy()
-    gpu: Any = frame["gpu"].to_numpy()
-    for number, busy in compute.items():
-        own = np.flatnonzero(gpu == number)
-        some = frame[own]
-        exposed_ns[own] -= busy.covered_ns(some["start_ns"].to_numpy(), some["end_ns"].to_numpy())
-    return pl.Series(exposed_ns, dtype=pl.Int64)
+    return [known[text] for text in texts]

@@ -8,8 +8,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 from tracepipe import __version__, paths
@@ -17,7 +18,10 @@ from tracepipe.errors import InputError, OutputError
 from tracepipe.printable import json_text
 from tracepipe.recording.outputs import made_folder, writing
 from tracepipe.recording.remote import is_url
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.store.tables import connect
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 FORMAT: Final = "tracepipe-dataset/3"
 """What `dataset.json` says the folder is; it changes when a column changes its meaning."""
@@ -28,6 +32,7 @@ _COPY: Final = "Build it in a folder, which can be copied to a store and back: a
 _PART: Final = "part-0.parquet"
 # Readers of datasets pass over folders that begin with a dot.
 _UNFINISHED: Final = ".unfinished-"
+_MEMORY_MB: Final = 1_000
 _RANK_FOLDER: Final = re.compile(r"host=(.*)/rank=(\d+)")
 
 
@@ -36,9 +41,31 @@ def rank_folder(host: str, rank: int) -> str:
     return f"host={quote(host, safe=' ')}/rank={rank}"
 
 
-def read_part(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
-    """The rows of one file, whose path may have any letters, also those of patterns."""
-    return pl.read_parquet(path, columns=columns, glob=False, hive_partitioning=False)
+@contextmanager
+def asking(path: Path) -> Iterator[DuckDBPyConnection]:
+    """A connection of DuckDB whose view `part` has the rows of one file. Raises OSError."""
+    with path.open("rb") as file, _database().cursor() as connection:
+        # A path may have any letters, also those of patterns; a descriptor has none.
+        part = f"read_parquet('/dev/fd/{file.fileno()}', hive_partitioning = false)"
+        connection.execute(f"create temp view part as select * from {part}")
+        yield connection
+
+
+@cache
+def _database() -> DuckDBPyConnection:
+    """A database for all files: to make one takes longer than to read a file."""
+    database: DuckDBPyConnection = connect(":memory:", Path(tempfile.gettempdir()), memory_mb=_MEMORY_MB)
+    # The next file may have the same descriptor.
+    database.execute("set enable_external_file_cache = false")
+    return database
+
+
+def read_rows(path: Path, columns: str = "*") -> list[dict[str, Any]]:
+    """The rows of one file. Raises OSError."""
+    with asking(path) as connection:
+        found = connection.execute(f"select {columns} from part")
+        names = [name for name, *_ in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
 class Dataset:

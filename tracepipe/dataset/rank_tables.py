@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tracepipe.dataset.collectives import collectives_of
+from tracepipe.dataset import collectives, steps
 from tracepipe.dataset.identity import Identity, identity_of
 from tracepipe.dataset.places import RANKS
-from tracepipe.dataset.steps import gpu_times, steps_of
-from tracepipe.present.writing.table_formats import ROWS_OF_PART, write_table
+from tracepipe.present.writing.table_formats import write_columns, write_view
 from tracepipe.recording import remote
 from tracepipe.recording.outputs import writing
-from tracepipe.reports.frames.layer_tables import TABLES
-from tracepipe.reports.frames.libraries import pl
-from tracepipe.store.run import Run, load_run
+from tracepipe.store import views
+from tracepipe.store.run import load_run
 
 RANK: Final = {
     "world_size": "Int64", "clock": "String", "source": "String", "source_format": "String",
@@ -25,7 +22,7 @@ RANK: Final = {
     "start_ns": "Int64", "end_ns": "Int64",
     "realtime_offset_ns": "Int64", "last_at_ns": "Int64", "last_realtime_offset_ns": "Int64",
     "gpus": "Int64", "kernels": "Int64", "collectives": "Int64",
-    "lost": "Int64", "skipped_lines": "Int64", "notes": "List",
+    "lost": "Int64", "skipped_lines": "Int64", "notes": "varchar[]",
 }  # fmt: skip
 
 
@@ -71,42 +68,44 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
     """
     run = load_run(source.path, **(options or {}))
     identity = identity_of(run.facts.header, run.facts.trace_clock, source.path, root)
-    times = gpu_times(run)
-    steps = steps_of(run, times)
-    found = collectives_of(run, {gpu: time.compute for gpu, time in times.items()}, steps)
-    collectives = found.frame
-    for name, table in TABLES.items():
-        if table.count(run):
-            schema = table.part(run, slice(0, 0)).schema
-            rows = table.rows_at_once(run)
-            _write(made / f"{name}.parquet", schema, partial(table.frames, run, rows), rows)
-    for name, frame in (("collectives", collectives), ("steps", steps)):
-        if len(frame):
-            _write(made / f"{name}.parquet", frame.schema, partial(frame.iter_slices, ROWS_OF_PART))
-    lost = sum(run.facts.losses.values())
-    kernels = len(run.layer("gpu_kernel"))
-    row = _row(
-        run, identity, source, {"gpus": len(times), "kernels": kernels, "collectives": len(collectives)}
-    )
-    _write(made / f"{RANKS}.parquet", row.schema, lambda: iter([row]))
-    return Written(identity, kernels, len(collectives), lost, (*run.facts.remarks({}), *found.remarks))
-
-
-def _row(run: Run, identity: Identity, source: Source, counts: dict[str, int]) -> pl.DataFrame:
-    facts = run.facts
-    start = facts.header.get("start")
-    _, ahead_ns = _realtime(start, facts.trace_clock)
+    # As many processes as processors are at work.
+    run.store.connection.execute("set threads = 1")
+    times = steps.gpu_times(run)
+    of_steps = steps.steps_of(run, times)
+    found = collectives.collectives_of(run, {gpu: time.compute for gpu, time in times.items()}, of_steps)
+    for name in views.VIEWS:
+        if views.count(run, name):
+            path = made / f"{name}.parquet"
+            with writing(str(path)), path.open("wb") as out:
+                write_view(run, name, out, "parquet")
+    for name, columns, schema in (
+        ("collectives", found.columns, collectives.SCHEMA),
+        ("steps", of_steps, steps.SCHEMA),
+    ):
+        if len(columns["start_ns"]):
+            _write(made / f"{name}.parquet", columns, schema)
+    facts, lost = run.facts, sum(run.facts.losses.values())
+    count, kernels = len(found.columns["start_ns"]), len(run.layer("gpu_kernel"))
+    _, ahead_ns = _realtime(facts.header.get("start"), facts.trace_clock)
     last_at_ns, last_ahead_ns = _realtime((facts.footer or {}).get("end"), facts.trace_clock)
-    values = {
+    row = {
         "world_size": identity.world_size, "clock": identity.clock, "source": source.path,
         "source_format": facts.source, "source_bytes": source.size_bytes,
         "source_mtime_ns": source.mtime_ns, "source_version": source.version,
         "start_ns": facts.start_ns, "end_ns": facts.end_ns,
         "realtime_offset_ns": 0 if facts.trace_clock == "realtime" else ahead_ns,
-        "last_at_ns": last_at_ns, "last_realtime_offset_ns": last_ahead_ns, **counts,
-        "lost": sum(facts.losses.values()), "skipped_lines": facts.skipped, "notes": list(facts.notes),
+        "last_at_ns": last_at_ns, "last_realtime_offset_ns": last_ahead_ns,
+        "gpus": len(times), "kernels": kernels, "collectives": count,
+        "lost": lost, "skipped_lines": facts.skipped, "notes": list(facts.notes),
     }  # fmt: skip
-    return pl.DataFrame({name: [values[name]] for name in RANK}, schema=rank_schema())
+    _write(made / f"{RANKS}.parquet", {name: [value] for name, value in row.items()}, RANK)
+    remarks = *facts.remarks({}), *found.remarks
+    return Written(identity, kernels, count, lost, remarks)
+
+
+def _write(path: Path, columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> None:
+    with writing(str(path)):
+        write_columns(columns, types, path)
 
 
 def _realtime(instant: object, clock: str) -> tuple[int | None, int | None]:
@@ -119,15 +118,3 @@ def _realtime(instant: object, clock: str) -> tuple[int | None, int | None]:
     if not isinstance(here, int) or not isinstance(real, int):
         return None, None
     return here, real - here
-
-
-def rank_schema() -> dict[str, Any]:
-    """The columns of `ranks`, but for `host` and `rank`, which stand in the names of folders."""
-    return {name: pl.List(pl.String) if kind == "List" else getattr(pl, kind) for name, kind in RANK.items()}
-
-
-def _write(
-    path: Path, schema: pl.Schema, frames: Callable[[], Iterator[pl.DataFrame]], rows: int = ROWS_OF_PART
-) -> None:
-    with writing(str(path)), path.open("wb") as out:
-        write_table(schema, frames(), out, "parquet", rows)

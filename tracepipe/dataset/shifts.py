@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.dataset.places import Dataset, read_part
+from tracepipe.dataset.places import Dataset, asking
 from tracepipe.event.columns import Int64s
-from tracepipe.present.writing.table_formats import ROWS_OF_PART, write_table
+from tracepipe.present.writing.table_formats import write_table
 from tracepipe.recording.outputs import writing
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.store.tables import object_column
 
 LAYER: Final = "collectives"
 _Key = tuple[str, str]
@@ -28,6 +28,16 @@ _ENDS_MAX: Final = 20_000
 # Ends of one collective are some µs apart; intervals of different ones differ by far more, or are all alike.
 _ALIKE_NS: Final = 30_000
 _BETTER: Final = 2
+# The ends of collectives without numbers, on one GPU.
+_UNNUMBERED: Final = """
+select operation, process_group, min(nth), list(end_ns order by nth)
+from (select * from part where seq is null and leaves_together qualify gpu = min(gpu) over ())
+group by all
+"""
+_MOVED: Final = """
+select part.* replace (part.nth + if(part.seq is null, coalesce(move, 0), 0) as nth)
+from part left join moves using (operation, process_group) order by part.row
+"""
 
 
 def shift_of(own_ns: Int64s, other_ns: Int64s) -> int:
@@ -74,22 +84,23 @@ def _ends(dataset: Dataset, host: str, rank: int) -> Iterator[tuple[_Key, int, I
     file = dataset.part(LAYER, host, rank)
     if not file.is_file():
         return
-    frame = read_part(file, ["operation", "process_group", "seq", "nth", "end_ns", "leaves_together", "gpu"])
-    frame = frame.filter(pl.col("seq").is_null(), pl.col("leaves_together"))
-    frame = frame.filter(pl.col("gpu") == pl.col("gpu").min())
-    for key, part in frame.sort("nth").group_by("operation", "process_group", maintain_order=True):
-        ends_ns = part["end_ns"].head(_ENDS_MAX).to_numpy()
-        yield (str(key[0]), str(key[1])), int(part["nth"][0]), ends_ns
+    with asking(file) as connection:
+        rows = connection.execute(_UNNUMBERED).fetchall()
+    for operation, group, first, ends_ns in rows:
+        yield (operation, group), first, np.array(ends_ns[:_ENDS_MAX], np.int64)
 
 
 def _move(dataset: Dataset, host: str, rank: int, moves: dict[_Key, int]) -> None:
     """Add to the numbers of a rank, whose file is replaced in one step."""
     file = dataset.part(LAYER, host, rank)
-    frame = read_part(file)
-    rows = [(*key, move) for key, move in moves.items()]
-    added = pl.DataFrame(rows, ["operation", "process_group", "move"], orient="row")
-    found = frame.join(added, ["operation", "process_group"], "left", maintain_order="left")
-    found = found.with_columns(pl.col("nth") + pl.when(pl.col("seq").is_null()).then("move").fill_null(0))
+    columns = zip(*((*key, move) for key, move in moves.items()), strict=True)
+    names = "operation", "process_group", "move"
     place = file.relative_to(dataset.folder).as_posix()
-    with writing(str(file)), dataset.part_at(place) as part, part.open("wb") as out:
-        write_table(frame.schema, found.select(frame.columns).iter_slices(ROWS_OF_PART), out, "parquet")
+    with (
+        writing(str(file)),
+        dataset.part_at(place) as part,
+        part.open("wb") as out,
+        asking(file) as connection,
+    ):
+        connection.register("moves", dict(zip(names, map(object_column, columns), strict=True)))
+        write_table(connection, _MOVED, out, "parquet")

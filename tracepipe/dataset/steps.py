@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_named
 from tracepipe.analyses.gpu_shares import COMMUNICATION, COMPUTE, COPIES, kinds_of, stretches_of
 from tracepipe.analyses.gpu_work import Work, gpu_work
 from tracepipe.reports.frames.intervals import Stretches, nothing
-from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.store.run import Run
 
 SCHEMA: Final = {
@@ -59,62 +61,57 @@ def gpu_times(run: Run) -> dict[int, GpuTime]:
     }
 
 
-def steps_of(run: Run, times: dict[int, GpuTime]) -> pl.DataFrame:
-    """A row for each step and GPU, with the columns of SCHEMA; one for all of the recording where no range is
+def steps_of(run: Run, times: dict[int, GpuTime]) -> dict[str, Any]:
+    """The columns of SCHEMA, a row for each step and GPU; one for all of the recording where no range is
     called a step. Step N ends where N + 1 begins, so that nothing is between them.
     """
     number, names, start_ns, end_ns = _bounds(run)
-    loading = _loading(run)
-    frames = []
+    loading_ns = _loading(run).covered_ns(start_ns, end_ns)
+    of_gpus = []
     for gpu, time in times.items():
-        busy = time.busy
-        busy_ns = busy.covered_ns(start_ns, end_ns)
+        busy_ns = time.busy.covered_ns(start_ns, end_ns)
         compute_ns = time.compute.covered_ns(start_ns, end_ns)
-        computing = time.compute.joined(time.communication).covered_ns(start_ns, end_ns)
-        columns = {
-            "step": number, "name": names, "start_ns": start_ns, "end_ns": end_ns,
+        computing_ns = time.compute.joined(time.communication).covered_ns(start_ns, end_ns)
+        of_gpus.append({
+            "step": number, "name": np.array(names, object), "start_ns": start_ns, "end_ns": end_ns,
             "gpu": np.full(len(number), gpu, np.int64), "busy_ns": busy_ns, "compute_ns": compute_ns,
             "communication_ns": time.communication.covered_ns(start_ns, end_ns),
-            "exposed_ns": computing - compute_ns,
+            "exposed_ns": computing_ns - compute_ns,
             "copies_ns": time.copies.covered_ns(start_ns, end_ns), "idle_ns": end_ns - start_ns - busy_ns,
-            "data_loading_ns": loading.covered_ns(start_ns, end_ns),
-        }  # fmt: skip
-        frames.append(pl.DataFrame(columns, schema=_schema()))
-    return pl.concat(frames) if frames else pl.DataFrame(schema=_schema())
-
-
-def _schema() -> dict[str, Any]:
-    return {name: getattr(pl, kind) for name, kind in SCHEMA.items()}
+            "data_loading_ns": loading_ns,
+        })  # fmt: skip
+    nothing_ns = np.zeros(0, np.int64)
+    return {name: np.concatenate([of[name] for of in of_gpus] or [nothing_ns]) for name in SCHEMA}
 
 
 def _bounds(run: Run) -> tuple[Any, list[str], Any, Any]:
     """Number, name, start and end of each step, by start: the outermost ranges that are called one."""
     rows = rows_named(run, "annotation", is_step)
-    kinds = {
-        name: pl.String if name == "name" else pl.Int64
-        for name in ("start_ns", "end_ns", "name", "tid", "gpu")
-    }
-    ranges = pl.DataFrame(run.values("annotation", rows, *kinds), kinds)
-    ranges = ranges.filter(pl.col("gpu").is_null(), pl.col("end_ns") > pl.col("start_ns"))
-    if ranges.is_empty():
+    of = run.values("annotation", rows, "start_ns", "end_ns", "name", "tid", "gpu")
+    ranges = [
+        (start_ns, end_ns, name, tid)
+        for start_ns, end_ns, name, tid, gpu in zip(*of.values(), strict=True)
+        if gpu is None and end_ns > start_ns
+    ]
+    if not ranges:
         whole = np.array([run.facts.start_ns]), np.array([run.facts.end_ns])
         return np.zeros(1, np.int64), [""], *whole
     # Of one thread: the one that has most of them.
-    most = ranges.group_by("tid").len().sort("len", "tid", descending=[True, False])["tid"][0]
-    ranges = ranges.filter(pl.col("tid").eq_missing(most)).sort(
-        "start_ns", "end_ns", descending=[False, True]
-    )
-    before_ns = ranges["end_ns"].cum_max().shift(1)
-    ranges = ranges.filter(before_ns.is_null() | (ranges["start_ns"] >= before_ns))
-    start_ns, end_ns = (ranges[name].to_numpy().copy() for name in ("start_ns", "end_ns"))
-    end_ns[:-1] = start_ns[1:]
-    names = ranges["name"].to_list()
-    numbers = [next((int(text) for text in found.groups() if text), at) for at, found in _found(names)]
-    return np.array(numbers, np.int64), names, start_ns, end_ns
-
-
-def _found(names: list[str]) -> list[tuple[int, re.Match[str]]]:
-    return [(at, found) for at, name in enumerate(names) if (found := _STEP.fullmatch(name))]
+    counts = Counter(tid for *_, tid in ranges)
+    most = min(counts, key=lambda tid: (-counts[tid], -1 if tid is None else tid))
+    steps: list[tuple[int, int, str]] = []
+    last_ns: int | None = None
+    for start_ns, end_ns, name, tid in sorted(ranges, key=lambda one: (one[0], -one[1])):
+        if tid == most:
+            if last_ns is None or start_ns >= last_ns:
+                steps.append((start_ns, end_ns, name))
+            last_ns = end_ns if last_ns is None else max(last_ns, end_ns)
+    starts_ns = np.array([start_ns for start_ns, *_ in steps], np.int64)
+    ends_ns = np.append(starts_ns[1:], steps[-1][1])
+    names = [name for *_, name in steps]
+    found = ((at, _STEP.fullmatch(name)) for at, name in enumerate(names))
+    numbers = [next((int(text) for text in one.groups() if text), at) for at, one in found if one]
+    return np.array(numbers, np.int64), names, starts_ns, ends_ns
 
 
 def _loading(run: Run) -> Stretches:

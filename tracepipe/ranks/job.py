@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tracepipe.dataset.clocks_table import ALIGNMENT
 from tracepipe.dataset.collectives import SCHEMA
 from tracepipe.dataset.meetings import Line
-from tracepipe.dataset.places import RANKS, Dataset, read_part
+from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.errors import InputError
 from tracepipe.ranks import queries
 from tracepipe.ranks.behaviour import behaviours
@@ -170,7 +170,8 @@ class Job:
     @cached_property
     def alignment(self) -> pl.DataFrame:
         """The layer `alignment`."""
-        return read_part(self.dataset.layer(ALIGNMENT) / "part-0.parquet")
+        file = self.dataset.layer(ALIGNMENT) / "part-0.parquet"
+        return pl.read_parquet(file, glob=False, hive_partitioning=False)
 
     @cached_property
     def _members(self) -> Table:

@@ -9,11 +9,10 @@ from typing import Annotated, Any, BinaryIO
 from tracepipe import __version__
 from tracepipe.options import Option
 from tracepipe.present.writing.rendering import facts_json
-from tracepipe.present.writing.table_formats import FORMATS, write_table
+from tracepipe.present.writing.table_formats import FORMATS, TYPES, write_view
 from tracepipe.printable import json_text
-from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
-from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.report import Column, FolderOutput, Report, Result, Table
+from tracepipe.store import views
 from tracepipe.store.run import Run
 
 TABLES_VERSION = "tracepipe-tables/1"
@@ -24,7 +23,7 @@ TABLES_VERSION = "tracepipe-tables/1"
 class Options:
     """Options of `tracepipe export`."""
 
-    format: Annotated[str, Option("Write the tables in this format.", choices=tuple(FORMATS))] = "parquet"
+    format: Annotated[str, Option("Write the tables in this format.", choices=FORMATS)] = "parquet"
 
 
 def run(run: Run, options: Options) -> Result:
@@ -32,28 +31,20 @@ def run(run: Run, options: Options) -> Result:
     result = Result("EXPORTED TABLES")
     about: dict[str, Any] = {}
     rows = []
-    for name, table in TABLES.items():
-        file, count = f"{name}.{options.format}", table.count(run)
-        schema = table.part(run, slice(0, 0)).schema
-        about[name] = {
-            "file": file,
-            "rows": count,
-            "columns": {key: str(kind) for key, kind in schema.items()},
-        }
-        rows.append((file, count, len(schema)))
-        result.files[file] = partial(_write, run, table, schema, options.format)
+    for name in views.VIEWS:
+        file, count, table = f"{name}.{options.format}", views.count(run, name), run.table(name)
+        kinds = [TYPES[str(kind)] for kind in table.types]
+        columns = dict(zip(table.columns, kinds, strict=True))
+        about[name] = {"file": file, "rows": count, "columns": columns}
+        rows.append((file, count, len(columns)))
+        result.files[file] = partial(write_view, run, name, to=options.format)
     result.files["run.json"] = partial(_write_json, _about(run, about))
-    columns = (Column("file", "file"), Column("rows", "rows", "count"), Column("columns", "columns", "count"))
+    shown = (Column("file", "file"), Column("rows", "rows", "count"), Column("columns", "columns", "count"))
     note = (
         f"Times are whole ns on {run.facts.trace_clock}; run.json has the header, the losses and the clocks."
     )
-    result.parts.append(Table("tables", "Tables", columns, rows, note))
+    result.parts.append(Table("tables", "Tables", shown, rows, note))
     return result
-
-
-def _write(run: Run, table: LayerTable, schema: pl.Schema, to: str, out: BinaryIO) -> None:
-    rows = table.rows_at_once(run)
-    write_table(schema, table.frames(run, rows), out, to, rows)
 
 
 def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator
 from itertools import chain
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, Final
 
 from tracepipe.errors import QueryError
+from tracepipe.present.writing.table_formats import write_table
 from tracepipe.printable import json_pieces, json_text, printable
-from tracepipe.sql.datasets import Column, Rows
 from tracepipe.sql.processor import Answer
+from tracepipe.sql.tables import Rows
+from tracepipe.store.tables import connect, object_column
 
 _NULL = "–"
+_KINDS: Final[dict[str, set[type]]] = {
+    "varchar": {str}, "bigint": {int}, "double": {int, float}, "blob": {bytes},
+}  # fmt: skip
+_MEMORY_MB: Final = 500
 _SHOWN_MAX = 100_000
 """The rows of a table for people, whose columns are as wide as the widest text in any row."""
 
@@ -53,85 +61,68 @@ def _text(value: object) -> str:
 
 
 def write_answer(answer: Answer, form: str, out: BinaryIO) -> None:
-    """Write an answer as table, json, or in one of the formats of tables."""
+    """Write an answer as table, json, or in one of the formats of tables. Raises QueryError."""
     if form == "table":
         out.write("".join(f"{line}\n" for line in table_lines(answer)).encode())
         return
     if form == "json":
         out.write(f"{json_text(as_json(answer), indent=True)}\n".encode())
         return
-    from tracepipe.present.writing.table_formats import write_table
-    from tracepipe.reports.frames.libraries import pl
+    if not answer.columns:
+        raise QueryError("The last statement has no rows.")
+    _write_values(answer.columns, answer.rows, form, out)
 
-    rows = _without_bytes(answer) if form == "csv" else answer.rows
-    frame = pl.DataFrame(rows, schema=answer.columns, orient="row", infer_schema_length=None)
-    write_table(frame.schema, iter([frame]), out, form)
+
+def _write_values(names: list[str], rows: list[list[Any]], form: str, out: BinaryIO) -> None:
+    """Write the values of an answer, whose columns have a type if all of their values have it."""
+    columns, shown = {}, []
+    for at, name in enumerate(names):
+        values = [row[at] for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        kind = next((kind for kind, types in _KINDS.items() if kinds <= types), "varchar")
+        if kind == "varchar" or (kind == "blob" and form == "csv"):
+            kind, values = "varchar", [_plain(value) for value in values]
+        columns[f"column_{at}"] = object_column(values)
+        quoted = name.replace('"', '""')
+        shown.append(f'column_{at}::{kind} as "{quoted}"')
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+        connection = connect(":memory:", Path(folder), memory_mb=_MEMORY_MB)
+        try:
+            connection.register("given", columns)
+            write_table(connection, f"select {', '.join(shown)} from given", out, form)
+        finally:
+            connection.close()
+
+
+def _plain(value: object) -> str | None:
+    if value is None:
+        return None
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def write_rows(rows: Rows, form: str, out: BinaryIO) -> int:
-    """Write rows as they come, in the same formats, and return their number. Raises QueryError."""
+    """Write rows in the same formats, and return their number. Raises QueryError."""
+    if form not in ("table", "json"):
+        return rows.write(form, out)
     count = 0
 
-    def counted() -> Iterator[list[Sequence[Any]]]:
+    def parts() -> Iterator[list[dict[str, Any]]]:
         nonlocal count
-        for part in rows.parts:
-            count += len(part[0])
-            yield part
+        for part in rows.parts():
+            count += len(part)
+            yield as_json(Answer(rows.columns, [list(row) for row in part]))["rows"]
 
-    names = [column.name for column in rows.columns]
-    if form == "table":
-        write_answer(Answer(names, _few(counted())), form, out)
-    elif form == "json":
-        lines = (as_json(Answer(names, _across(part)))["rows"] for part in counted())
-        for text in json_pieces({"columns": names, "rows": chain.from_iterable(lines)}):
+    if form == "json":
+        for text in json_pieces({"columns": rows.columns, "rows": chain.from_iterable(parts())}):
             out.write(text.encode())
         out.write(b"\n")
-    else:
-        _write_frames(rows.columns, counted(), form, out)
-    return count
-
-
-def _across(part: list[Sequence[Any]]) -> list[list[Any]]:
-    """The rows of a part."""
-    return [list(row) for row in zip(*part, strict=True)]
-
-
-def _few(parts: Iterator[list[Sequence[Any]]]) -> list[list[Any]]:
-    rows: list[list[Any]] = []
-    for part in parts:
-        rows += _across(part)
-        if len(rows) > _SHOWN_MAX:
+        return count
+    shown: list[list[Any]] = []
+    for part in rows.parts():
+        shown += map(list, part)
+        if len(shown) > _SHOWN_MAX:
             raise QueryError(
                 f"More than {_SHOWN_MAX:,} rows: write them with --format, or take fewer with LIMIT."
             )
-    return rows
-
-
-def _write_frames(
-    columns: list[Column], parts: Iterator[list[Sequence[Any]]], form: str, out: BinaryIO
-) -> None:
-    from tracepipe.present.writing.table_formats import write_table
-    from tracepipe.reports.frames.libraries import pl
-
-    def kind_of(column: Column) -> Any:
-        if form == "csv" and column.kind in ("List", "Binary"):
-            return pl.String
-        return pl.List(getattr(pl, column.of)) if column.of else getattr(pl, column.kind)
-
-    def values(column: Column, of: Sequence[Any]) -> Sequence[Any]:
-        if form != "csv" or column.kind not in ("List", "Binary"):
-            return of
-        plain: Callable[[Any], str] = json_text if column.kind == "List" else bytes.hex
-        return [None if one is None else plain(one) for one in of]
-
-    schema = pl.Schema({column.name: kind_of(column) for column in columns})
-    frames = (
-        pl.DataFrame(
-            [
-                pl.Series(column.name, values(column, of), schema[column.name])
-                for column, of in zip(columns, part, strict=True)
-            ]
-        )
-        for part in parts
-    )
-    write_table(schema, frames, out, form)
+    write_answer(Answer(rows.columns, shown), form, out)
+    return len(shown)

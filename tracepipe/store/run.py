@@ -43,6 +43,8 @@ _OPTIONAL: Final = {
 }  # fmt: skip
 # <malloc.h>: the option for the size from which an allocation has a separate mapping, and that size.
 _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
+# What DuckDB may use for the questions of users.
+_ASKED_MB: Final = 1_000
 _OF_THREADS: Final[dict[str, int]] = {
     "kind": INSTANT,
     "depth": 0,
@@ -177,7 +179,6 @@ class Run:
         self.args = ArgsTable(store.folder, store.fact("args_count"))
         self.warp_table = WarpTable(store)
         self._layers: dict[str, Layer] = {}
-        self._has_views = False
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -304,21 +305,19 @@ class Run:
         """One of `views.VIEWS` as a relation of DuckDB, with its rows in order: `.df()`, `.pl()`, `.arrow()`,
         `.fetchall()`, `.filter(…)`.
         """
-        self._create_views()
-        order = "row" if name not in ("exits", "ranges", "stacks", "losses", "clocks") else "rowid"
-        return self.store.relation(
-            f'select * from "{name}"' + (f" order by {order}" if order == "row" else "")
-        )
+        return self.sql(views.question(name))
 
     def sql(self, question: str) -> Relation:
         """The answer to a question in DuckDB's SQL about `views.VIEWS`, as a relation."""
-        self._create_views()
-        return self.store.relation(question)
+        self.connection.execute(f"set memory_limit = '{_ASKED_MB}MB'")
+        return self.connection.sql(question)
 
-    def _create_views(self) -> None:
-        if not self._has_views:
-            views.create(self)
-            self._has_views = True
+    @cached_property
+    def connection(self) -> Any:
+        """A connection of DuckDB that has `views.VIEWS`."""
+        self.store.connection.execute(f"set memory_limit = '{_ASKED_MB}MB'")
+        views.create(self)
+        return self.store.connection
 
     if TYPE_CHECKING:
         annotations: Relation

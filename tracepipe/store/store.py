@@ -76,11 +76,13 @@ class Store:
 
     def rows(self, sql: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of an answer."""
-        found: list[tuple[Any, ...]] = self._ask(lambda: self._con.execute(sql, given).fetchall())
+        found: list[tuple[Any, ...]] = self.ask(lambda: self._con.execute(sql, given).fetchall())
         return found
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        """The answer to a question, for which DuckDB gets more memory if it has too little."""
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """The answer to a question, for which DuckDB gets more memory if it has too little. Raises what the
+        question raises.
+        """
         import duckdb
 
         while True:
@@ -99,7 +101,7 @@ class Store:
         for name, table in tables.items():
             self._con.register(name, {key: np.ascontiguousarray(column) for key, column in table.items()})
         try:
-            found: dict[str, Any] = self._ask(lambda: self._con.execute(sql).fetchnumpy())
+            found: dict[str, Any] = self.ask(lambda: self._con.execute(sql).fetchnumpy())
             return found
         finally:
             for name in tables:
@@ -108,10 +110,6 @@ class Store:
     def column(self, table: str, name: str) -> Any:
         """A column of a table in the order of its rows; of spans, in the order of their ids."""
         return self.columns(f'select "{name}" from store."{table}"')[name]
-
-    def relation(self, sql: str) -> Any:
-        """An answer as a relation of DuckDB: `.df()`, `.pl()`, `.arrow()`, `.fetchnumpy()`, `.filter(…)`."""
-        return self._con.sql(sql)
 
     def count(self, table: str) -> int:
         """The number of rows of a table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -16,6 +17,8 @@ from tracepipe.event.columns import Int32s, Ints
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.schema import SPANS, TABLES
 
+# Connections must not write to the same temporary files.
+_CONNECTIONS = count()
 FILE: Final = "store.duckdb"
 _MORE_ROOM: Final = "Name a folder with room in TRACEPIPE_CACHE, or in TMPDIR."
 # A transaction of more rows takes too much memory, whatever the limit.
@@ -35,9 +38,10 @@ def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any
         raise LibraryMissing(f"duckdb cannot be imported: {e}", "pip install duckdb") from e
     config: dict[str, Any] = {
         "memory_limit": f"{memory_mb}MB",
-        "temp_directory": str(folder / f"spilled-{os.getpid()}"),
+        "temp_directory": str(folder / f"spilled-{os.getpid()}-{next(_CONNECTIONS)}"),
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
+        "arrow_large_buffer_size": True,  # columns of text have no limit of 2 GB
     }
     if threads:
         config["threads"] = threads
@@ -60,6 +64,11 @@ def connect_to_ask(folder: Path, *, memory_mb: int) -> Any:
     except duckdb.Error as e:
         raise OutputError(f"cannot open the tables of a recording: {_first_line(e)}", "") from e
     return con
+
+
+def object_column(values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """A column for DuckDB, whose values may be None. An array stays as it is."""
+    return values if isinstance(values, np.ndarray) else np.fromiter(values, object, len(values))
 
 
 def _first_line(error: Exception) -> str:

@@ -19,6 +19,7 @@ from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store.args import is_odd
 from tracepipe.store.spans import KINDS
+from tracepipe.store.tables import object_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tracepipe.store.run import Run
 
 # The arguments that are parsed at a time.
-_AT_ONCE: Final = 1 << 14
+_AT_ONCE: Final = 1 << 10
 _INT64: Final = range(-(1 << 63), 1 << 63)
 _TIMES: Final = ("start_ns", "end_ns", "dur_ns", "kind")
 _THREAD: Final = ("pid", "tid", "cpu", "comm")
@@ -59,6 +60,26 @@ VIEWS: Final = (
     "gpu_threads", "memory", "transfers", "stacks", "losses", "clocks",
 )  # fmt: skip
 """The tables, in the order in which they are documented."""
+_COUNTED: Final = {
+    **{view: layer for view, (layer, _) in _SPANS.items()},
+    "gpu_threads": "gpu_thread", "warps": "warps", "exits": "warp_exits", "ranges": "warp_ranges",
+    "stacks": "stack_frames", "losses": "losses",
+}  # fmt: skip
+"""View → the table of the store that has a row for each of its rows; `clocks` is a table itself."""
+# These have no column `row`. Without an order they have that of the file.
+_ORDERS: Final = {"exits": "", "ranges": "", "stacks": "order by stack, frame", "losses": "", "clocks": ""}
+
+
+def question(view: str) -> str:
+    """The SELECT of all rows of a view in their order."""
+    return f'select * from "{view}" {_ORDERS.get(view, "order by row")}'
+
+
+def count(run: Run, view: str) -> int:
+    """The number of rows of a view."""
+    if view == "clocks":
+        return len(run.facts.clocks)
+    return run.store.count(_COUNTED[view])
 
 
 def _list(texts: tuple[str, ...]) -> str:
@@ -79,9 +100,9 @@ def _unsigned(column: str) -> str:
 def _with_source(args: str, source: str) -> str:
     """Arguments with the time of their event on its own clock as `source_ns`."""
     reading = f"""'"source_ns":' || {source}"""
-    return f"""case when {source} = -1 then {args}.text when {args}.text is null then '{{' || {reading} ||
-    '}}'
-        when {args}.has_source then regexp_replace({args}.text, '"source_ns":[^,}}]*', {reading})
+    return f"""case when {source} = -1 then {args}.text
+        when {args}.text is null then '{{' || {reading} || '}}'
+        when {args}.before is not null then {args}.before || {reading} || {args}.after
         else {args}.text[:-2] || ',' || {reading} || '}}' end"""
 
 
@@ -113,10 +134,11 @@ def _span_view(view: str, layer: str, columns: tuple[str, ...]) -> str:
         f"s.{name}" if name in _OF_TABLE else f'{_VALUES.get(name, f"v.{name}")} as "{name}"'
         for name in columns
     )
-    return f"""create temp view "{view}" as select s.id::bigint as row, {", ".join(made)}
-        from store."{layer}" s join shape_values v using (shape)
-        left join args_values a on s.args = a.number left join args_values e on s.end_args = e.number
-        left join stack_lines p on s.stack = p.stack"""
+    return f"""create view "{view}" as select s.id::bigint as row, {", ".join(made)}
+        from store."{layer}" s join tracepipe.shape_values v using (shape)
+        left join tracepipe.args_values a on s.args = a.number
+        left join tracepipe.args_values e on s.end_args = e.number
+        left join tracepipe.stack_lines p on s.stack = p.stack"""
 
 
 def _known(table: str, *columns: str) -> str:
@@ -132,25 +154,24 @@ _INDEX: Final = ", ".join(
     for axis in "xyz"
 )
 _OTHERS: Final = (
-    f"""create temp view shape_values as
+    f"""create view tracepipe.shape_values as
         select s.shape, n.text as name, c.text as comm, d.text as domain, k.text as kernel,
             {LAYER_TEXT} as layer,
             chr(s.phase) as phase, s.has_launch,
             {_known("s", "pid", "tid", "cpu", "gpu", "stream", "range", *_SIZES)}
         from store.shapes s left join store.texts n on s.name_text = n.number
         left join store.texts c on s.comm_text = c.number left join store.texts d on s.domain_text = d.number
-        left join store.texts k on s.kernel_text = k.number left join store.texts l on -1 - s.layer =
-        l.number""",
-    f"""create temp view gpu_threads as
+        left join store.texts k on s.kernel_text = k.number
+        left join store.texts l on -1 - s.layer = l.number""",
+    f"""create view gpu_threads as
         select s.id::bigint as row, s.start_ns as ts_ns, v.phase, v.name, v.pid, v.gpu,
-            {_VALUES["launch"]} as launch, {_INDEX}, {_VALUES["bound_ns"]} as bound_ns, {_VALUES["args"]} as
-            args
-        from store.gpu_thread s join shape_values v using (shape)
-        left join args_values a on s.args = a.number""",
-    f"""create temp view warps as
-        select w.rowid as row, case when l.has_launch then {_unsigned("l.launch")} end as launch, k.name,
-        k.gpu,
-            case when l.stream >= 0 then l.stream end as stream, k.pid, {_known("k", *_SIZES)},
+            {_VALUES["launch"]} as launch, {_INDEX}, {_VALUES["bound_ns"]} as bound_ns,
+            {_VALUES["args"]} as args
+        from store.gpu_thread s join tracepipe.shape_values v using (shape)
+        left join tracepipe.args_values a on s.args = a.number""",
+    f"""create view warps as
+        select w.rowid as row, case when l.has_launch then {_unsigned("l.launch")} end as launch,
+            k.name, k.gpu, case when l.stream >= 0 then l.stream end as stream, k.pid, {_known("k", *_SIZES)},
             case when l.bound_ns >= 0 then l.bound_ns end as bound_ns, w.warp,
             case when l.warps_per_block > 0 then w.warp // l.warps_per_block end as block_index,
             case when l.warps_per_block > 0 then w.warp % l.warps_per_block end as warp_in_block,
@@ -160,56 +181,74 @@ _OTHERS: Final = (
             case when w.exits > 0 then w.last_exit_ns end as last_exit_ns,
             case when w.exits > 0 then w.last_exit_ns - w.entry_ns end as dur_ns,
             w.exits::bigint as exit_count, nullif(w.cycles, -1) as cycles
-        from store.warps w join launches l on w.launch_number = l.number
-        join warp_kernel_values k on l.kernel = k.number""",
-    """create temp view launches as
+        from store.warps w join tracepipe.launches l on w.launch_number = l.number
+        join tracepipe.warp_kernel_values k on l.kernel = k.number""",
+    """create view tracepipe.launches as
         select row_number() over (order by rowid) - 1 as number, * from store.warp_launches""",
-    """create temp view warp_kernel_values as
+    """create view tracepipe.warp_kernel_values as
         select row_number() over (order by rowid) - 1 as number, * from store.warp_kernels""",
-    """create temp view exits as select warp_row::bigint as warp_row, exit_ns,
+    """create view exits as select warp_row::bigint as warp_row, exit_ns,
         case when mask >= 0 then mask end as exit_mask from store.warp_exits""",
-    """create temp view ranges as select r.warp_row::bigint as warp_row, n.name, r.start_ns, r.dur_ns,
-    r.self_ns,
-        r.cycles, r.open from store.warp_ranges r join range_names n on r.name_text = n.number""",
-    """create temp view stacks as select s.stack::bigint as stack, s.depth::bigint as frame, f.function,
-    f.file, f.line,
-        f.is_library from store.stack_frames s join
-        (select row_number() over (order by rowid) - 1 as number, * from store.frames) f on s.frame =
-        f.number""",
-    "create temp view losses as select * from store.losses",
+    """create view ranges as
+        select r.warp_row::bigint as warp_row, n.name, r.start_ns, r.dur_ns, r.self_ns, r.cycles, r.open
+        from store.warp_ranges r join tracepipe.range_names n on r.name_text = n.number order by r.rowid""",
+    """create view stacks as
+        select s.stack::bigint as stack, s.depth::bigint as frame, f.function, f.file, f.line, f.is_library
+        from store.stack_frames s
+        join (select row_number() over (order by rowid) - 1 as number, * from store.frames) f
+        on s.frame = f.number""",
+    "create view losses as select * from store.losses",
 )
+
+
+_OF_ARGS: Final = {
+    "number": "integer",
+    "text": "varchar",
+    "size_bytes": "bigint",
+    "result": "bigint",
+    "address": "varchar",
+    "function": "varchar",
+    "function_name": "varchar",
+    # The text before and after `source_ns`, where it has one.
+    "before": "varchar",
+    "after": "varchar",
+    **dict.fromkeys(_SIZES, "bigint"),
+}
+"""The columns of arguments."""
+# A time that is written in place of `source_ns`, to find its place.
+_MARK: Final = -(1 << 63)
 
 
 def create(run: Run) -> None:
     """Create the views, and the tables that they need beside those of the store."""
     con = run.store.connection
-    con.execute("""create temp table args_values (number integer, text varchar, size_bytes bigint, result
-    bigint,
-        address varchar, function varchar, function_name varchar, has_source boolean, grid_x bigint, grid_y
-        bigint, grid_z bigint, block_x bigint, block_y bigint, block_z bigint)""")
+    con.execute("create schema tracepipe")  # of the tables that no question is about
+    typed = ", ".join(f"{name} {kind}" for name, kind in _OF_ARGS.items())
+    con.execute(f"create table tracepipe.args_values ({typed})")
+    names = ", ".join(f"{name}::{kind}" for name, kind in _OF_ARGS.items())
     rows = _args(run)
     while some := [*islice(rows, _AT_ONCE)]:
-        values = [np.array(column, object) for column in zip(*some, strict=True)]
-        kinds = ("integer", "varchar", "bigint", "bigint", "varchar", "varchar", "varchar", "boolean")
-        names = ", ".join(f"c{at}::{kind}" for at, kind in enumerate((*kinds, *("bigint",) * len(_SIZES))))
-        given = {f"c{at}": column for at, column in enumerate(values)}
-        con.execute(f"insert into args_values select {names} from given")
-        del given
-    con.execute("create temp table stack_lines (stack integer, python varchar)")
+        values = zip(_OF_ARGS, zip(*some, strict=True), strict=True)
+        con.register("given", {name: object_column(column) for name, column in values})
+        con.execute(f"insert into tracepipe.args_values select {names} from given")
+        con.unregister("given")
+    con.execute("create table tracepipe.stack_lines (stack integer, python varchar)")
     own = run.stacks.own(np.arange(len(run.stacks))).tolist()
     lines = [(stack, str(run.stacks.frames[at])) for stack, at in enumerate(own) if at != NONE]
     if lines:
-        con.executemany("insert into stack_lines values (?, ?)", lines)
-    con.execute("create temp table range_names (number integer, name varchar)")
+        con.executemany("insert into tracepipe.stack_lines values (?, ?)", lines)
+    con.execute("create table tracepipe.range_names (number integer, name varchar)")
     if run.warp_table.range_names:
-        con.executemany("insert into range_names values (?, ?)", [*enumerate(run.warp_table.range_names)])
-    con.execute("""create temp table clocks (clock varchar, trace_clock varchar, method varchar, pairs bigint,
+        con.executemany(
+            "insert into tracepipe.range_names values (?, ?)", [*enumerate(run.warp_table.range_names)]
+        )
+    con.execute("""create table clocks (clock varchar, trace_clock varchar, method varchar, pairs bigint,
         pairs_dropped bigint, drift_ppm double, bound_ns bigint)""")
     keys = ("clock", "trace_clock", "method", "pairs", "pairs_dropped", "drift_ppm", "bound_ns")
     if run.facts.clocks:
         stated = [tuple(clock.get(key) for key in keys) for clock in run.facts.clocks]
         con.executemany("insert into clocks values (?, ?, ?, ?, ?, ?, ?)", stated)
-    for sql in sorted(_OTHERS, key=lambda sql: "view launches" not in sql and "_values as" not in sql):
+    for sql in sorted(_OTHERS, key=lambda sql: "view tracepipe." not in sql):
         con.execute(sql)
     for view, (layer, columns) in _SPANS.items():
         con.execute(_span_view(view, layer, columns))
@@ -225,6 +264,10 @@ def _args(run: Run) -> Iterator[tuple[Any, ...]]:
         address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
         if function is not None and not isinstance(function, str):
             function = orjson.dumps(function).decode()
+        before = after = None
+        if text is not None and "source_ns" in args and not is_odd(run.args.text(number)):
+            marked = orjson.dumps(args | {"source_ns": _MARK}).decode()
+            before, _, after = marked.partition(f'"source_ns":{_MARK}')
         sides = [side for key in ("grid", "block") for side in run.args.three(args.get(key)) or (None,) * 3]
         yield (
             number,
@@ -234,7 +277,8 @@ def _args(run: Run) -> Iterator[tuple[Any, ...]]:
             None if address is None else _unicode(str(address)),
             None if function is None else _unicode(function),
             None if function is None else _unicode(short_kernel_name(function)),
-            text is not None and '"source_ns"' in text and not is_odd(run.args.text(number)),
+            before,
+            after,
             *sides,
         )
 

@@ -1,84 +1,140 @@
-"""Formats of exported tables. A function here and a line in `FORMATS` make a format."""
+"""Formats of exported tables: Parquet and CSV, which DuckDB writes, and Arrow, which pyarrow writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from inspect import signature
-from itertools import chain
-from typing import Any, BinaryIO
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from tracepipe.errors import OutputError
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.errors import LibraryMissing, OutputError
+from tracepipe.store import views
+from tracepipe.store.tables import connect, object_column
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from tracepipe.store.run import Run
+
+FORMATS: Final = ("parquet", "arrow", "csv")
+"""The formats; the name is also the ending of the files."""
+TYPES: Final = {
+    "BIGINT": "Int64",
+    "UBIGINT": "UInt64",
+    "DOUBLE": "Float64",
+    "VARCHAR": "String",
+    "BOOLEAN": "Boolean",
+}
+"""DuckDB's types → their names in the documents and in `run.json`."""
 # Text that a spreadsheet would run as a formula gets a quote in front, which makes it text (OWASP, "CSV
 # Injection"). A number is not a formula, though it may begin with a sign.
 _FORMULA, _NUMBER = r"^[=+\-@＝＋－＠\t\r\n]", r"^[+-]?[0-9]+(\.[0-9]+)?$"
-ROWS_OF_PART = 1 << 13
-"""The rows of a part; they take little memory where texts are short."""
-# The rows of a row group of Parquet, for which it has least and greatest values; and the parts of a group
-# where texts are long.
-_ROWS_OF_GROUP, _PARTS_OF_GROUP = 1 << 16, 4
-WriteTable = Callable[["pl.Schema", Iterator["pl.DataFrame"], int, BinaryIO], None]
-
-
-def _parquet(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: BinaryIO) -> None:
-    with _lazily(schema, frames, "Parquet") as table:
-        group = _ROWS_OF_GROUP if rows >= ROWS_OF_PART else rows * _PARTS_OF_GROUP
-        table.sink_parquet(out, compression="zstd", statistics=True, row_group_size=group)
-
-
-def _arrow(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: BinaryIO) -> None:
-    with _lazily(schema, frames, "Arrow") as table:
-        # Older versions of Polars have no such option, and make a batch of each part.
-        has_size = "record_batch_size" in signature(table.sink_ipc).parameters
-        size: dict[str, Any] = {"record_batch_size": rows} if has_size and rows < ROWS_OF_PART else {}
-        # The oldest layout of text, which every reader of Arrow files supports.
-        table.sink_ipc(out, compression="zstd", compat_level=pl.CompatLevel.oldest(), **size)
-
-
-def _csv(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: BinaryIO) -> None:
-    text = pl.col(pl.String)
-    is_formula = text.str.contains(_FORMULA) & ~text.str.contains(_NUMBER)
-    shown = pl.when(is_formula).then(pl.lit("'") + text).otherwise(text).name.keep()
-    # Part by part, as Polars collects many rows of a lazy table, however long they are.
-    for at, frame in enumerate(chain([pl.DataFrame(schema=schema)], frames)):
-        frame.with_columns(shown).write_csv(out, include_header=at == 0)
-
-
-@contextmanager
-def _lazily(schema: pl.Schema, frames: Iterator[pl.DataFrame], what: str) -> Iterator[pl.LazyFrame]:
-    """The parts as a lazy table, which is never wholly in memory. Raises what the parts raise, and
-    OutputError on a full disk.
-    """
-    failed: list[BaseException] = []
-
-    def source(*_: object) -> Iterator[pl.DataFrame]:
-        try:
-            yield from frames
-        except BaseException as e:
-            failed.append(e)
-            raise
-
-    from polars.io.plugins import register_io_source
-
-    try:
-        yield register_io_source(source, schema=schema)
-    except pl.exceptions.PolarsError as e:
-        if failed:  # an error of ours, which Polars wraps in its own
-            raise failed[0] from None
-        # What Polars makes of an error of the system.
-        raise OutputError(f"cannot write a table as {what}: {e}", "Free some space, or use -o.") from e
-
-
-FORMATS: dict[str, WriteTable] = {"parquet": _parquet, "arrow": _arrow, "csv": _csv}
-"""Format → the function that writes the parts of a table; the name is also the ending of the files."""
+# The rows of a row group of Parquet, for which it has least and greatest values; and of a batch of Arrow.
+_ROWS_OF_GROUP, _ROWS_OF_BATCH = 1 << 16, 1 << 13
+_MEMORY_MB: Final = 300
 
 
 def write_table(
-    schema: pl.Schema, frames: Iterator[pl.DataFrame], out: BinaryIO, to: str, rows: int = ROWS_OF_PART
-) -> None:
-    """Write the parts of a table, of `rows` rows each, in one of `FORMATS`. Raises OSError or OutputError on
-    a full disk.
+    connection: DuckDBPyConnection, question: str, out: BinaryIO, to: str, folder: str | None = None
+) -> int:
+    """Write the answer to a SELECT in one of `FORMATS`, and return the number of rows. `folder` is where
+    DuckDB may write, if it may not write everywhere.
+
+    Raises LibraryMissing if Arrow is wanted without pyarrow, OSError and OutputError on a full disk, and the
+    errors of DuckDB.
     """
-    FORMATS[to](schema, frames, rows, out)
+    import duckdb
+
+    try:
+        if to == "arrow":
+            return _write_arrow(connection, question, out)
+        if folder is None and _is_new_file(out):
+            count = _copy(connection, question, f"/dev/fd/{out.fileno()}", to)
+            out.seek(0, os.SEEK_END)
+            return count
+        with tempfile.NamedTemporaryFile(prefix="tracepipe-", dir=folder) as file:
+            count = _copy(connection, question, file.name, to)
+            shutil.copyfileobj(file, out)
+            return count
+    except duckdb.IOException as e:
+        if "No space left" not in str(e):
+            raise
+        raise OutputError(f"cannot write a table as {to}: {e}", "Free some space, or use -o.") from e
+
+
+def write_view(run: Run, view: str, out: BinaryIO, to: str) -> None:
+    """Write one of `views.VIEWS` to a new file. Raises as `write_table`."""
+
+    def write() -> None:
+        out.seek(0)
+        out.truncate()
+        write_table(run.connection, views.question(view), out, to)
+
+    # Rows are sorted, which long texts may need more memory for.
+    run.connection.execute(f"set memory_limit = '{_MEMORY_MB}MB'")
+    run.store.ask(write)
+
+
+def write_columns(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str], path: Path) -> None:
+    """Write columns of one length as Parquet. `types` has the names of types as `TYPES` has them, or a type
+    of DuckDB. Raises as `write_table`.
+    """
+    of_name = {name: kind for kind, name in TYPES.items()}
+    table = {name: object_column(columns[name]) for name in types}
+    names = ", ".join(f'"{name}"::{of_name.get(kind, kind)} as "{name}"' for name, kind in types.items())
+    connection = connect(":memory:", path.parent, memory_mb=_MEMORY_MB, threads=1)
+    try:
+        connection.register("given", table)
+        with path.open("wb") as out:
+            write_table(connection, f"select {names} from given", out, "parquet")
+    finally:
+        connection.close()
+
+
+def _is_new_file(out: BinaryIO) -> bool:
+    try:
+        status = os.fstat(out.fileno())
+    except OSError:  # a file in memory
+        return False
+    return stat.S_ISREG(status.st_mode) and not status.st_size
+
+
+def _copy(connection: DuckDBPyConnection, question: str, path: str, to: str) -> int:
+    how = f"format parquet, compression zstd, row_group_size {_ROWS_OF_GROUP}"
+    if to == "csv":
+        how, answer = "format csv, header", connection.sql(question)
+        names = (f'"{name}"'.replace('"', '""')[1:-1] for name in answer.columns)
+        shown = (
+            f"case when regexp_matches({name}, '{_FORMULA}') and not regexp_matches({name}, '{_NUMBER}') "
+            f"then '''' || {name} else {name} end as {name}"
+            if str(kind) == "VARCHAR"
+            else name
+            for name, kind in zip(names, answer.types, strict=True)
+        )
+        question = f"select {', '.join(shown)} from ({question}\n)"
+    place = path.replace("'", "''")
+    done = connection.execute(f"copy ({question}\n) to '{place}' ({how}, use_tmp_file false)").fetchone()
+    return int(done[0]) if done else 0
+
+
+def _write_arrow(connection: DuckDBPyConnection, question: str, out: BinaryIO) -> int:
+    count = 0
+    try:
+        from pyarrow import ipc
+    except ImportError as e:
+        raise LibraryMissing(
+            f"Arrow files need pyarrow, which cannot be imported: {e}", "pip install pyarrow"
+        ) from e
+    answer = connection.sql(question)
+    # Older versions of DuckDB have another name for it.
+    read = getattr(answer, "to_arrow_reader", None) or answer.fetch_arrow_reader
+    with read(_ROWS_OF_BATCH) as batches:
+        options = ipc.IpcWriteOptions(compression="zstd")
+        with ipc.new_file(out, batches.schema, options=options) as file:
+            for batch in batches:
+                file.write_batch(batch)
+                count += len(batch)
+    return count
