@@ -2,7 +2,7 @@
 
     tracepipe.convert("run.jsonl")              a trace for ui.perfetto.dev, as the command makes it
     tracepipe.open("run.jsonl")                 its events, one after the other
-    tracepipe.load("run.jsonl")                 its layers as polars frames
+    tracepipe.load("run.jsonl")                 its layers as tables of DuckDB
     with tracepipe.capture(["./app"]) as run:   records a command, a process, or this one
 
 docs/api.md has them all. What is not in `__all__` may change. Everything is imported when it is first used.

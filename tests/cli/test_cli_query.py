@@ -20,6 +20,7 @@ from tracepipe.errors import InputError, QueryError
 from tracepipe.sql import processor
 from tracepipe.sql.answers import table_lines, write_answer
 from tracepipe.sql.processor import Answer, ask, find_shell
+from tracepipe.store.views import VIEWS
 
 ROOT = Path(__file__).parents[2]
 QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/query.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -257,3 +258,43 @@ def test_a_table_shows_nulls_bytes_and_numbers() -> None:
     assert list(table_lines(Answer([], []))) == []
     assert list(table_lines(Answer(["n"], []))) == ["n"]
     assert list(table_lines(Answer(["a\x1b"], []))) == ["a\\x1b"]
+
+
+def test_a_recording_is_asked_for_its_tables_where_the_query_names_no_others(run: Path) -> None:
+    sql = (
+        "with longest as (select name, dur_ns from Calls order by dur_ns desc) select * from longest; -- end"
+    )
+    done = asked(run, sql)
+    assert done.stdout.splitlines() == ["name         dur_ns", "cuInit          500", "cuCtxCreate     100"]
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        0,
+        "asked: the tables that export writes, in DuckDB's SQL",
+    )
+    done = asked(run, "show tables", "--json")
+    assert [row["name"] for row in json.loads(done.stdout)["rows"]] == sorted(VIEWS)
+    done = asked(run, "select count(*) as n from calls where tid in (select tid from thread)")
+    assert (done.returncode, "no such table: calls" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("sql", "refused"),
+    [
+        ("select nothing from calls", "nothing"),
+        ("select * from calls, read_text('/proc/self/environ')", "disabled by configuration"),
+        ("copy (select * from calls) to 'x.csv'", "COPY is not taken"),
+    ],
+)
+def test_the_tables_of_a_recording_are_only_read(sql: str, refused: str, run: Path) -> None:
+    done = asked(run, sql)
+    assert (done.returncode, done.stdout, refused in done.stderr) == (1, "", True), done.stderr
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
+def test_rows_of_tables_are_a_file(form: str, run: Path, tmp_path: Path) -> None:
+    import polars as pl
+
+    out = tmp_path / f"rows.{form}"
+    done = asked(run, "select name, dur_ns, depth from calls order by row", "--format", form, "-o", out)
+    assert done.stderr.splitlines()[-1] == f"wrote {out}: 2 rows"
+    read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "arrow": pl.read_ipc}[form]
+    assert read(out).rows() == [("cuInit", 500, 0), ("cuCtxCreate", 100, 0)]

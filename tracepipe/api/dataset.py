@@ -98,7 +98,7 @@ def query(
     from tracepipe.recording.outputs import replacing
     from tracepipe.sql.answers import write_answer, write_rows
     from tracepipe.sql.processor import ask, find_shell
-    from tracepipe.sql.tables import query_dataset, query_recording, is_about_tables
+    from tracepipe.sql.tables import is_about_tables, query_dataset, query_recording
 
     options = options or QueryOptions()
     to = partial(replacing, output, force=force, sources=[path], on_terminal=options.format in _FOR_PEOPLE)

@@ -1,5 +1,5 @@
-"""`tracepipe.open` and `tracepipe.load`: a recording as events, one after the other, or as a polars frame for
-each layer, as the reports use it.
+"""`tracepipe.open` and `tracepipe.load`: a recording as events, one after the other, or as a table for each
+layer, as the reports use it.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ def open(
 def load(
     path: str | PathLike[str], options: ReadOptions | None = None, *, progress: Progress | None = None
 ) -> Run:
-    """Read a recording of any input format into columns, with begins and ends matched and nested.
+    """Read a recording of any input format into tables, with begins and ends matched and nested.
 
-    The whole recording is kept in memory. `progress` is called with bytes read and bytes in all. Raises
-    InputError, FormatError, ClockError, and LibraryMissing where polars cannot be imported.
+    `progress` is called with bytes read and bytes in all. Raises InputError, FormatError, ClockError,
+    OutputError, and LibraryMissing where duckdb cannot be imported.
     """
     from tracepipe.store.run import load_run
 
