@@ -22,7 +22,7 @@ _CONNECTIONS = count()
 FILE: Final = "store.duckdb"
 _MORE_ROOM: Final = "Name a folder with room in TRACEPIPE_CACHE, or in TMPDIR."
 # A transaction of more rows takes too much memory, whatever the limit.
-_ROWS_A_COMMIT: Final = 1_000_000
+_ROWS_A_COMMIT: Final = 500_000
 # What DuckDB may use. It takes some 70 MB more, which it does not count.
 _WRITING_MB: Final = 100
 _TEXTS_AT_ONCE: Final = 1 << 14
