@@ -102,7 +102,6 @@ BOUNDS = {
     ("export", "calls"): 500,
     ("export", "names"): 900,
     ("export", "arguments"): 1_500,
-    ("export", "kernels with a warp"): 1_000,
     ("export", "losses"): 450,
     ("annotations", "ranges"): 1_800,
     ("memory", "allocations"): 1_300,
