@@ -50,7 +50,7 @@ MACHINES = {
 CORE = "tracepipe/native/core.so"
 SIGNATURES = "tracepipe/native/signatures.py"
 SAMPLE = "fixtures/capture-h200/input.jsonl"
-INSTALLED_MB_MAX = 330
+INSTALLED_MB_MAX = 210
 REPORTS = ("summary", "gaps", "layers", "memory", "timeline", "lines", "annotations", "stalls")
 # In a source distribution besides the package.
 EXPECTED = {

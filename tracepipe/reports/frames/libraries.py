@@ -1,6 +1,6 @@
 """The libraries of the reports, imported when one is first used: `--help` needs none of them.
 
-An installation has numpy and polars. The others, which weigh as much again, come with the extra `reports`.
+An installation has numpy. The others come with the extra `reports`, and polars with `ranks`.
 """
 
 from __future__ import annotations
