@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import json
@@ -300,6 +301,12 @@ def test_frames_hold_what_the_events_state(case: str) -> None:
     assert loaded.warps.select("name", "warp", "entry_ns", "last_exit_ns").fetchall() == warps
     assert (loaded.facts.counts, loaded.facts.losses) == (events.counts, events.losses)
     assert (loaded.facts.path, loaded.facts.clocks) == (str(path), events.clocks)
+
+
+def test_a_relation_can_be_asked_when_nothing_refers_to_its_run() -> None:
+    calls = tracepipe.load(ROOT / "fixtures/capture-h200/input.jsonl").calls
+    gc.collect()
+    assert len(calls.df()) == len(calls.fetchall()) > 0
 
 
 @pytest.mark.slow
