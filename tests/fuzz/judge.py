@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast, get_args, get_type_hints
 
+import numpy as np
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
@@ -37,7 +38,7 @@ from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput
 from tracepipe.store.run import Run, load_run
 
-FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "kernels")
+LAYERS = ("userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel")
 DRAWN = {"userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu"}
 _ASSUMED: tuple[dict[str, int | str], ...] = (
     {}, {}, {}, {"globaltimer:0": 5}, {"globaltimer:0": -6_000_000, "globaltimer:1": "realtime"},
@@ -217,13 +218,13 @@ def _options(kind: type, asked: Asked) -> Any:
 
 def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run) -> None:
     """Reports see the spans that the timeline draws, and parents stand before their children."""
-    for frame in FRAMES:
-        parents = getattr(run, frame)["parent"].to_list()
-        assert all(parent is None or parent < at for at, parent in enumerate(parents))
+    for layer in LAYERS:
+        parents = run.layer(layer).parent
+        assert bool((parents < np.arange(len(parents))).all())
     with open_input(str(path)) as stream:
         if merging.WINDOW_EVENTS < 1_000 or b'"unclosed"' in stream.head():
             return  # late events are drawn elsewhere; an argument has the name of the timeline's mark
-    if not DRAWN.isdisjoint(run.hooks["layer"].to_list()):
+    if not DRAWN.isdisjoint(run.values("hook", slice(None), "layer")["layer"]):
         return  # a layer of a hook is called as one of ours
     kept = ReplayFormat()
     account = Conversion(str(path), cast(Any, kept), ConversionOptions(source, assumed=assumed)).run(
@@ -232,9 +233,11 @@ def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run
     if account.outcomes.undrawn or run.facts.skipped != account.skipped:
         return  # what is not drawn, or has no time in a report, is reported
     rows = (
-        (without_namespaces(name) if frame == "kernels" else name, *times_ns)
-        for frame in FRAMES
-        for name, *times_ns in getattr(run, frame).select("name", "start_ns", "dur_ns").iter_rows()
+        (without_namespaces(name) if layer == "gpu_kernel" else name, *times_ns)
+        for layer in LAYERS
+        for name, *times_ns in zip(
+            *run.values(layer, slice(None), "name", "start_ns", "dur_ns").values(), strict=True
+        )
     )
     drawn = replay(kept.writer.steps, may_lack_starts=True)
     seen = (one for _, slices in drawn.slices for one in slices if one.category in DRAWN)

@@ -84,6 +84,6 @@ def test_reports_of_gpus_give_the_same_of_a_written_trace(name: str, tmp_path: P
     case = Case(FIXTURES / name)
     (tmp_path / "trace.pftrace").write_bytes(case.convert("perfetto")[0])
     before, after = (load_run(str(path)).kernels for path in (case.input, tmp_path / "trace.pftrace"))
-    columns = ["name", "gpu", "start_ns", "dur_ns"]
-    rows = [sorted(frame.select(columns).rows()) for frame in (before, after)]
+    columns = "name, gpu, start_ns, dur_ns"
+    rows = [sorted(kernels.select(columns).fetchall()) for kernels in (before, after)]
     assert rows[0] == rows[1] and rows[0]

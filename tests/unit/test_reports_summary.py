@@ -11,11 +11,11 @@ from rich.cells import cell_len
 
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.analyses.cuda_calls import is_launch
-from tracepipe.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
-from tracepipe.analyses.functions import SORTS, slowest_calls
+from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.analyses.functions import SORTS, functions_of, slowest_calls
 from tracepipe.hooks.sets import effect_of
 from tracepipe.present.writing.rendering import report_lines
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.reports.summary import Options, run
 
@@ -291,9 +291,10 @@ def test_percentiles_are_lengths_that_occurred() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [7], [1, 2], [5, 1, 9], [3] * 20 + [100], list(range(101))])
-def test_both_ways_to_a_distribution_agree(values: list[int]) -> None:
-    frame = pl.DataFrame({"dur_ns": pl.Series([*values, None], dtype=pl.Int64)})
-    assert frame.select(lengths()).row(0) == of_values(np.array(values, np.int64))
+def test_both_ways_to_a_distribution_agree(load: Load, values: list[int]) -> None:
+    calls = (span(at * 1_000, at * 1_000 + value, "cuX") for at, value in enumerate(values))
+    (found,) = functions_of(load(*calls, event("B", 900_000, "cuX")), "userspace", "total", 0).rows
+    assert found == ("cuX", "userspace", len(values) + 1, *of_values(np.array(values, np.int64)))
 
 
 @pytest.mark.parametrize(
