@@ -57,18 +57,17 @@ ROOMS: dict[str, set[str]] = {
     "part": {"event", "clocks", "readers", "converters", "recording", "native"},
     "reports.report": set(),
     "store": {"event", "recording"},
-    "reports.frames": {"store", "event"},
     "analyses": {
-        "native", "analyses.findings", "store", "event", "hooks", "reports.report", "reports.frames",
+        "native", "analyses.findings", "store", "event", "hooks", "reports.report",
     },
-    "analyses.findings": {"store", "event", "reports.frames"},
+    "analyses.findings": {"store", "event"},
     "present": set(),
-    "present.writing": {"store", "event", "recording", "reports.report", "reports.frames", "analyses"},
+    "present.writing": {"store", "event", "recording", "reports.report", "analyses"},
     "present.figures": {
-        "store", "event", "reports.frames", "analyses", "analyses.findings", "present.writing",
+        "store", "event", "analyses", "analyses.findings", "present.writing",
     },
     "present.page": {
-        "store", "event", "reports.report", "reports.frames", "present.writing", "present.figures",
+        "store", "event", "reports.report", "present.writing", "present.figures",
     },
     "reports": {"store", "event", "hooks", "analyses", "present", "reports"},
     "dataset": {"store", "event", "recording", "analyses", "present", "reports"},
@@ -76,7 +75,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"tracer", "hooks", "native"},
     "native": set(),
     "marks": set(),
-    "sql": {"store", "dataset", "ui", "reports.frames", "present.writing"},
+    "sql": {"store", "dataset", "ui", "present.writing"},
     "ui": {"event", "recording.compression"},
     # The library composes the rooms, and prints nothing; the command line calls it, and nothing below.
     "api": {"store",
@@ -90,7 +89,7 @@ COMPOSING = {"__main__"}
 # Which everything may import: the version, errors, options, who called sudo, which rank this is, room on a
 # disk, what is under a path, how numbers and names are written.
 GROUND = {
-    "", "__version__", "disk_space", "errors", "kernel_names", "launchers", "options", "paths", "printable",
+    "", "__version__", "disk_space", "errors", "kernel_names", "launchers", "libraries", "options", "paths", "printable",
     "sudo", "units",
 }  # fmt: skip
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tracepipe.analyses.comparison import Comparison, enough, middle, ways
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 
 ALPHA = 0.05
 

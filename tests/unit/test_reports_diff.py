@@ -14,9 +14,9 @@ import pytest
 from tests.support.recordings import HEADER, span, write
 from tracepipe.analyses.measures import CALL, Gathering
 from tracepipe.errors import TracepipeError
+from tracepipe.libraries import np
 from tracepipe.reports import diff
 from tracepipe.reports.diff import Options
-from tracepipe.reports.frames.libraries import np
 from tracepipe.store.run import Run, load_run
 
 Records = Sequence[dict[str, Any]]

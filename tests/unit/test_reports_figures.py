@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
+from tracepipe.analyses.intervals import Stretches
 from tracepipe.errors import TracepipeError
+from tracepipe.libraries import figure, matplotlib
 from tracepipe.present.figures import FIGURES, exit_skew, gpu_idle, latency, occupancy
 from tracepipe.present.figures.occupancy import DrawnWarps
 from tracepipe.present.figures.panel import Scope, moment_text, scope_of, short
 from tracepipe.present.figures.picture import inline_svg, write_picture, write_png
 from tracepipe.reports import plot
-from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import figure, matplotlib
 from tracepipe.store.run import load_run
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader
 from tracepipe.errors import InputError, LibraryMissing
 from tracepipe.event.columns import NONE
 from tracepipe.kernel_names import without_namespaces
-from tracepipe.reports.frames.libraries import Library
+from tracepipe.libraries import Library
 from tracepipe.store.run import load_run
 
 

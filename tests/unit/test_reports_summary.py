@@ -14,8 +14,8 @@ from tracepipe.analyses.cuda_calls import is_launch
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import SORTS, functions_of, slowest_calls
 from tracepipe.hooks.sets import effect_of
+from tracepipe.libraries import np
 from tracepipe.present.writing.rendering import report_lines
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.reports.summary import Options, run
 

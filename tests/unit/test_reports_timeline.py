@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
+from tracepipe.libraries import np
 from tracepipe.present.writing.drawing import UNICODE, Window, axis, level_line, spans_line
 from tracepipe.present.writing.rendering import report_lines
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.timeline import Options, run
 from tracepipe.store.run import Run
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.analyses.findings import statistics
-from tracepipe.reports.frames.libraries import Library
+from tracepipe.libraries import Library
 
 stats: Any = Library("scipy.stats")  # which takes a second to import
 

@@ -11,11 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from tracepipe.analyses.cuda_calls import rows_by_effect, values_by_names
 from tracepipe.analyses.gpu_work import outermost_rows
-from tracepipe.event.columns import NONE, Bools, Int64s, distinct
+from tracepipe.event.columns import NONE, Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.store.run import Run
 from tracepipe.store.spans import UNCLOSED
 

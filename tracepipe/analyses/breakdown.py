@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracepipe.analyses.intervals import Stretches, nothing
 from tracepipe.analyses.launch_calls import LaunchCalls
-from tracepipe.event.columns import NONE, Bools, Int64s, distinct
+from tracepipe.analyses.nesting import nearest_of_some
+from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.intervals import Stretches, nothing
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.nesting import nearest_of_some
+from tracepipe.libraries import np
 from tracepipe.store.run import Run
 from tracepipe.store.spans import INSTANT
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.launch_calls import LaunchCalls
+from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Int64s, distinct
-from tracepipe.reports.frames.nesting import nearest_of_some
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.spans import INSTANT
 

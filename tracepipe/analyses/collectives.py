@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from tracepipe.analyses.gpu_shares import COMMUNICATION, rows_of
 from tracepipe.analyses.gpu_work import KERNEL, WARPS, Work
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int64s, Ints
 from tracepipe.event.groups import RowsByNumber
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.store.run import Run
 
 # The most collective kernels of each GPU that are analyzed.

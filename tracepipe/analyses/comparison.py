@@ -27,10 +27,9 @@ from tracepipe.analyses.measures import (
     Kind,
     Measured,
 )
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools, Floats, Int64s, Ints
 from tracepipe.event.groups import largest
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 
 # The most divisions of the recordings that are tried; of more, a random sample is.
 _WAYS_MAX = 500

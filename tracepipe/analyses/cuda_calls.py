@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from tracepipe.analyses.nesting import first_flagged
 from tracepipe.event.columns import Bools, Int32s, Int64s, distinct
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
-from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.store.run import Run
 
 Value = TypeVar("Value")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.event.columns import Floats, Ints
+from tracepipe.libraries import np
 from tracepipe.reports.report import Column
 
 PERCENTS = (50, 95, 99)

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from tracepipe.analyses.cuda_calls import outermost_named, rows_named
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.gpu_work import Idle, Work
-from tracepipe.event.columns import NONE
+from tracepipe.analyses.intervals import Stretches, nothing
+from tracepipe.event.columns import NONE, Ints
 from tracepipe.hooks.sets import load_set
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.intervals import Stretches, nothing
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
 

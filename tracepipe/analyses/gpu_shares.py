@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Work, idle_of, outermost_rows
-from tracepipe.event.columns import NONE, Bools, Int32s, distinct
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import np
+from tracepipe.analyses.intervals import Stretches
+from tracepipe.event.columns import NONE, Bools, Int32s, Ints, distinct
+from tracepipe.libraries import np
 from tracepipe.store.run import Run
 
 COMPUTE, COMMUNICATION, COPIES = range(3)

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Floats, Ints
 from tracepipe.event.groups import number_rows
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
 from tracepipe.store.samples import SERIES, is_long

@@ -18,11 +18,10 @@ from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, Kernel
 from tracepipe.analyses.findings.kernels import kernels_of
 from tracepipe.analyses.findings.statistics import between
 from tracepipe.analyses.findings.stride import without_order
-from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.columns import NONE, Floats, Int64s, Ints
 from tracepipe.event.groups import number_rows
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.store.run import Facts, Run
 from tracepipe.units import agree
 

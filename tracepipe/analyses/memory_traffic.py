@@ -10,7 +10,7 @@ from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Layer, Run
 

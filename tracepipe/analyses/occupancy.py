@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from tracepipe.event.columns import NONE
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.sm_limits import PARTITIONS, REGISTER_UNIT, WARP_THREADS, SmLimits, sm_limits
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
 

@@ -87,7 +87,7 @@ def make(
 
     beside = {name: path for name in report.beside if (path := getattr(options, name))}
     if needs := dict.fromkeys([*report.needs, *(one for name in beside for one in report.beside[name])]):
-        from tracepipe.reports.frames.libraries import require
+        from tracepipe.libraries import require
 
         require(report.name, needs)
     first = inputs[0][0]
@@ -135,8 +135,8 @@ def make_of_job(
 
     found, ending = Dataset.opened(dataset), ""
     if output:
+        from tracepipe.libraries import require
         from tracepipe.ranks.page import ENDINGS, NEEDS
-        from tracepipe.reports.frames.libraries import require
 
         require("ranks -o", NEEDS)
         ending = _ending_of(output, ENDINGS)

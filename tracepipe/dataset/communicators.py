@@ -15,9 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from tracepipe.analyses.cuda_calls import rows_named
 from tracepipe.analyses.gpu_work import KERNEL, gpu_work
+from tracepipe.analyses.nesting import NOBODY, nearest_of_some
 from tracepipe.event.columns import NONE, Int64s
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
+from tracepipe.libraries import np
 from tracepipe.store.run import Run
 
 _CALL: Final = re.compile(r"p?nccl([A-Z]\w*)")

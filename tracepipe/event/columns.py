@@ -20,6 +20,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 """Whole numbers of any width, such as the numbers of rows."""
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 AnyArray = np.ndarray[Any, np.dtype[Any]]
 Rows = Ints | Bools | slice
 """Which rows: their numbers, a flag for each, or a range."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from numpy.typing import NDArray
 
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.libraries import np, pl
 
 # Ranks that do the same work differ by less in how much of it they recorded.
 _ALIKE: Final = 1.1

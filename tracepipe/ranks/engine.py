@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tracepipe.dataset.places import Dataset
+from tracepipe.libraries import pl
 from tracepipe.ranks import spark
 from tracepipe.ranks.on_ibis import OnIbis, library
-from tracepipe.reports.frames.libraries import pl
 
 if TYPE_CHECKING:
     from ibis.expr.types import Table

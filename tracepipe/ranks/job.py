@@ -11,13 +11,13 @@ from tracepipe.dataset.collectives import SCHEMA
 from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.errors import InputError
+from tracepipe.libraries import pl
 from tracepipe.ranks import queries
 from tracepipe.ranks.behaviour import behaviours
 from tracepipe.ranks.causes import causes
 from tracepipe.ranks.engine import Engine
 from tracepipe.ranks.path import Section, critical_path
 from tracepipe.ranks.stragglers import Straggler, slow_links, stragglers
-from tracepipe.reports.frames.libraries import pl
 
 if TYPE_CHECKING:
     from ibis.expr.types import Table

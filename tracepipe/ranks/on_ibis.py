@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracepipe.dataset.places import Dataset
 from tracepipe.errors import LibraryMissing, TracepipeError
-from tracepipe.reports.frames.libraries import pl
+from tracepipe.libraries import pl
 
 if TYPE_CHECKING:
     from ibis.expr.types import Table

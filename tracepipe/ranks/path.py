@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from numpy.typing import NDArray
 
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.libraries import np, pl
 
 WORKS, TRANSFERS = "works", "transfers"
 

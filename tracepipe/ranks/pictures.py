@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from numpy.typing import NDArray
 
+from tracepipe.libraries import matplotlib, np, pl, ticker
 from tracepipe.present.figures.panel import Panel, heat, unit_of
 from tracepipe.ranks.job import Job
-from tracepipe.reports.frames.libraries import matplotlib, np, pl, ticker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from tracepipe.errors import InputError
+from tracepipe.libraries import pl
 from tracepipe.ranks import tables
 from tracepipe.ranks.job import Job
 from tracepipe.ranks.stragglers import longest_unjudged
-from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.report import Result
 from tracepipe.units import agree, counted, duration_text
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from numpy.typing import NDArray
 
+from tracepipe.libraries import np, pl
 from tracepipe.ranks.queries import COMPARED
-from tracepipe.reports.frames.libraries import np, pl
 
 SLOWER: Final = {
     "compute_ns": "GPU",

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+from tracepipe.libraries import pl
 from tracepipe.ranks.job import Job
 from tracepipe.ranks.queries import unpacked
 from tracepipe.ranks.stragglers import LINK
-from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.report import Column, Table
 
 _PERSISTS: Final = 0.5

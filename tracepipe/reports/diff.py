@@ -19,11 +19,10 @@ from tracepipe.analyses.measures import (
     measures,
 )
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import Bools
+from tracepipe.event.columns import Bools, Floats
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.libraries import np
 from tracepipe.options import Option
-from tracepipe.reports.frames.arrays import Floats
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.store import Facts

@@ -26,11 +26,10 @@ from tracepipe.analyses.allocations import (
 )
 from tracepipe.analyses.cuda_calls import calls_named
 from tracepipe.analyses.distribution import PERCENTS, of_values
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Ints
+from tracepipe.libraries import np
 from tracepipe.options import Option
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text

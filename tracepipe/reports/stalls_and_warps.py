@@ -21,7 +21,7 @@ from tracepipe.analyses.findings.waves import mean_active_warps
 from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.event.counters import SELECTED, stall_group
 from tracepipe.kernel_names import kernel_title, short_kernel_name
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Drawing, Table
 from tracepipe.store.run import Run
 from tracepipe.units import counted, duration_text

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.columns import NONE, Int32s, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.libraries import np
 from tracepipe.options import Option
 from tracepipe.present.figures.panel import empty_stretch
 from tracepipe.present.writing.drawing import ASCII, LABEL_COLUMNS, UNICODE, Group, Spans, Strip, Window, axis
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import FROM, UNTIL, Drawing, Report, Result
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.spans import INSTANT, NO_BEGIN

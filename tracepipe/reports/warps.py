@@ -24,11 +24,10 @@ from tracepipe.analyses.findings.waves import (
 )
 from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Floats, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.libraries import np
 from tracepipe.options import OTHER_RUN, Option
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import side_by_side

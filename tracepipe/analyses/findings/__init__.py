@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tracepipe.analyses.findings import divergence, imbalance, stragglers, stride, waves
 from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE, MIN_SAVED, Finding, Saving
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 
 
 class Finder(NamedTuple):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.analyses.findings.statistics import medians_by
+from tracepipe.event.columns import Bools, Floats, Ints
 from tracepipe.event.groups import number_rows
-from tracepipe.reports.frames.arrays import Bools, Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 
 MIN_VALUES = 16
 """The least number of values that have a tail."""

@@ -30,8 +30,8 @@ from tracepipe.analyses.findings.statistics import (
     score_classes,
 )
 from tracepipe.analyses.findings.stride import LANES_CAUSE, without_order
-from tracepipe.reports.frames.arrays import Bools, Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.event.columns import Bools, Floats, Ints
+from tracepipe.libraries import np
 from tracepipe.units import agree, duration_text
 
 MIN_RECURRING = 3

@@ -31,9 +31,9 @@ from tracepipe.analyses.findings.statistics import (
     score_rows,
 )
 from tracepipe.analyses.findings.waves import share_saved, usual_waves
+from tracepipe.event.columns import Bools, Floats, Ints
 from tracepipe.event.groups import number_rows
-from tracepipe.reports.frames.arrays import Bools, Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.units import agree, duration_text
 
 MIN_DELAY = 0.25

@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tracepipe.analyses.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
-from tracepipe.event.columns import distinct
+from tracepipe.event.columns import Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import run_starts, sorted_runs
-from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 
 MAX_ROWS = 4096
 """The most warps or blocks that a test uses; of more it takes a sample. The tests need only hundreds."""

@@ -16,10 +16,9 @@ from tracepipe.analyses.findings.kernel_warps import (
     LaunchIds,
     sort_warps,
 )
-from tracepipe.event.columns import distinct
+from tracepipe.event.columns import Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
-from tracepipe.reports.frames.arrays import Bools, Int32s, Int64s, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.store.run import Run
 
 FULL_MASK = (1 << LANES) - 1

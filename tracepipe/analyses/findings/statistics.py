@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracepipe.event.columns import AnyArray, Bools, Floats, Ints
 from tracepipe.event.groups import number_rows, sorted_runs
-from tracepipe.reports.frames.arrays import AnyArray, Bools, Floats, Ints
-from tracepipe.reports.frames.libraries import np, special
+from tracepipe.libraries import np, special
 
 # With less skewness, a Pearson distribution equals a normal one within the precision of a float.
 _LEAST_SKEWNESS = 1.6e-5

@@ -32,9 +32,9 @@ from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, c
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.analyses.findings.statistics import chance_in_rows, medians_by, ranks_in_rows
 from tracepipe.analyses.findings.waves import share_saved
+from tracepipe.event.columns import Bools, Floats, Ints
 from tracepipe.event.groups import number_rows
-from tracepipe.reports.frames.arrays import Bools, Floats, Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.units import counted, duration_text
 
 MOST_OUTLYING = 16

@@ -16,8 +16,8 @@ from tracepipe.analyses.findings.block_times import block_life_ns, first_wave
 from tracepipe.analyses.findings.finding import MIN_SHARE, Finding, confidence, percent
 from tracepipe.analyses.findings.kernel_warps import LANES, KernelWarps, sample
 from tracepipe.analyses.findings.statistics import LateClass, late_class, median_with_interval
-from tracepipe.reports.frames.arrays import Floats
-from tracepipe.reports.frames.libraries import np
+from tracepipe.event.columns import Floats
+from tracepipe.libraries import np
 from tracepipe.units import agree, duration_text
 
 APART = 8

@@ -24,11 +24,10 @@ from tracepipe.analyses.findings.finding import (
     percent,
 )
 from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, KernelWarps
-from tracepipe.event.columns import distinct
+from tracepipe.analyses.intervals import most_at_once
+from tracepipe.event.columns import Ints, distinct
 from tracepipe.event.groups import RowsByNumber
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.intervals import most_at_once
-from tracepipe.reports.frames.libraries import np
+from tracepipe.libraries import np
 from tracepipe.units import agree, counted, duration_text
 
 MIN_IDLE_SLOTS = 0.10

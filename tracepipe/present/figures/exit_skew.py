@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.analyses.findings.kernels import Kernels, kernels_of
+from tracepipe.event.columns import Floats, Ints
 from tracepipe.event.groups import RowsByNumber
+from tracepipe.libraries import collections, np, ticker
 from tracepipe.present.figures.panel import ACCENT, FAINT, LATE, SERIES, Panel, Scope, rule, short, unit_of
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import collections, np, ticker
 from tracepipe.units import agree, counted, duration_text
 
 if TYPE_CHECKING:

@@ -6,6 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tracepipe.analyses.gpu_work import gpu_work
+from tracepipe.analyses.intervals import Stretches
+from tracepipe.event.columns import Floats, Int64s
+from tracepipe.libraries import matplotlib, np
 from tracepipe.present.figures.panel import (
     FAINT,
     LATE,
@@ -20,9 +23,6 @@ from tracepipe.present.figures.panel import (
     rule,
     unit_of,
 )
-from tracepipe.reports.frames.arrays import Floats, Int64s
-from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import matplotlib, np
 from tracepipe.units import agree, duration_text
 
 if TYPE_CHECKING:

@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tracepipe.analyses.distribution import PERCENTS, of_values
-from tracepipe.event.columns import distinct
+from tracepipe.analyses.nesting import first_flagged
+from tracepipe.event.columns import Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import largest
+from tracepipe.libraries import np
 from tracepipe.present.figures.panel import (
     ACCENT,
     INK,
@@ -21,9 +23,6 @@ from tracepipe.present.figures.panel import (
     rule,
     short,
 )
-from tracepipe.reports.frames.arrays import Floats, Int64s, Ints
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.store.run import Layer
 from tracepipe.units import duration_text
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tracepipe.event.columns import distinct
+from tracepipe.analyses.intervals import Stretches, most_at_once
+from tracepipe.event.columns import Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, sorted_runs
+from tracepipe.libraries import matplotlib, np, ticker
 from tracepipe.present.figures.panel import (
     RULE,
     SERIES,
@@ -23,9 +25,6 @@ from tracepipe.present.figures.panel import (
     sm_count,
     unit_of,
 )
-from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
-from tracepipe.reports.frames.intervals import Stretches, most_at_once
-from tracepipe.reports.frames.libraries import matplotlib, np, ticker
 from tracepipe.units import counted, duration_text
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracepipe.errors import TracepipeError
+from tracepipe.libraries import matplotlib, ticker
 from tracepipe.present.writing.rendering import shown
-from tracepipe.reports.frames.libraries import matplotlib, ticker
 from tracepipe.store.run import Run
 from tracepipe.units import duration_ns, duration_text
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from tracepipe.event.columns import Ints
+from tracepipe.libraries import agg, figure, matplotlib, np
 from tracepipe.present.figures.panel import SETTINGS, VARIABLES, WIDTH_IN, Panel
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.libraries import agg, figure, matplotlib, np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

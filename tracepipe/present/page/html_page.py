@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 from tracepipe import __version__
 from tracepipe.event.model import LAYERS
+from tracepipe.libraries import jinja2
 from tracepipe.present.figures.panel import Panel
 from tracepipe.present.figures.picture import inline_svg
 from tracepipe.present.writing.rendering import cell, lacks, shown, titled
-from tracepipe.reports.frames.libraries import jinja2
 from tracepipe.reports.report import Drawing, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.store.store import Facts

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from heapq import merge
 from typing import Any
 
-from tracepipe.event.columns import Int64s, distinct
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.intervals import most_at_once
-from tracepipe.reports.frames.libraries import np
+from tracepipe.analyses.intervals import most_at_once
+from tracepipe.event.columns import Floats, Int64s, Ints, distinct
+from tracepipe.libraries import np
 
 Part = tuple[Int64s, Int64s, Callable[[Int64s], list[str | None]]]
 """Starts and ends of slices, shapes `(n,)`, and a function that returns names by their indices."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.libraries import np
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints
+from tracepipe.libraries import np
 
 NOBODY = NONE
 # The most callers that are followed one by one: most calls have few.

@@ -1,1 +1,0 @@
-"""A recording as columns and frames, which every analysis reads."""
