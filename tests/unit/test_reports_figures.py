@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.errors import TracepipeError
+from tracepipe.event.intervals import Stretches
 from tracepipe.libraries import figure, matplotlib
 from tracepipe.present.figures import FIGURES, exit_skew, gpu_idle, latency, occupancy
 from tracepipe.present.figures.occupancy import DrawnWarps

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.analyses.nesting import first_flagged, nearest_of, nearest_of_some
 from tracepipe.errors import TracepipeError
+from tracepipe.event.intervals import Stretches
 from tracepipe.libraries import np
 from tracepipe.reports.layers import Options, run
 from tracepipe.store.run import load_run

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracepipe.analyses.intervals import Stretches, nothing
 from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Run

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from tracepipe.analyses.cuda_calls import outermost_named, rows_named
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.gpu_work import Idle, Work
-from tracepipe.analyses.intervals import Stretches, nothing
 from tracepipe.event.columns import NONE, Ints
+from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.hooks.sets import load_set
 from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Table

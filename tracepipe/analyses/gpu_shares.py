@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Work, idle_of, outermost_rows
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.event.columns import NONE, Bools, Int32s, Ints, distinct
+from tracepipe.event.intervals import Stretches
 from tracepipe.libraries import np
 from tracepipe.store.run import Run
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import launching, rows_by_effect
-from tracepipe.analyses.intervals import Gaps, gaps_between
 from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts
+from tracepipe.event.intervals import Gaps, gaps_between
 from tracepipe.store.run import Run
 
 GPUS_MAX: Final = 4096

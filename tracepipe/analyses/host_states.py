@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 
 from tracepipe.analyses.breakdown import HOOKED, PARTS, hooked_title
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, Ints
 from tracepipe.event.groups import number_rows
+from tracepipe.event.intervals import Stretches
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.native import library
 from tracepipe.native.signatures import Spent as NativeSpent

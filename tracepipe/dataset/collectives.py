@@ -16,9 +16,9 @@ import numpy as np
 
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_shares import communicates
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.dataset.communicators import Asked, communicated
 from tracepipe.event.columns import Int64s
+from tracepipe.event.intervals import Stretches
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store.run import Run
 

@@ -12,7 +12,7 @@ import numpy as np
 from tracepipe.analyses.cuda_calls import rows_named
 from tracepipe.analyses.gpu_shares import COMMUNICATION, COMPUTE, COPIES, kinds_of, stretches_of
 from tracepipe.analyses.gpu_work import Work, gpu_work
-from tracepipe.analyses.intervals import Stretches, nothing
+from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.store.run import Run
 
 SCHEMA: Final = {

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tracepipe.analyses.gpu_shares import communicates
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.dataset.steps import is_loading, is_step
+from tracepipe.event.intervals import Stretches
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.libraries import np, pl
 from tracepipe.ranks.path import TRANSFERS, Section

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.analyses.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, largest
+from tracepipe.event.intervals import Stretches
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.hooks.names import near_names

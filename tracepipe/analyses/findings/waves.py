@@ -24,9 +24,9 @@ from tracepipe.analyses.findings.finding import (
     percent,
 )
 from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, KernelWarps
-from tracepipe.analyses.intervals import most_at_once
 from tracepipe.event.columns import Ints, distinct
 from tracepipe.event.groups import RowsByNumber
+from tracepipe.event.intervals import most_at_once
 from tracepipe.libraries import np
 from tracepipe.units import agree, counted, duration_text
 

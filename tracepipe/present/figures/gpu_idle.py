@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tracepipe.analyses.gpu_work import gpu_work
-from tracepipe.analyses.intervals import Stretches
 from tracepipe.event.columns import Floats, Int64s
+from tracepipe.event.intervals import Stretches
 from tracepipe.libraries import matplotlib, np
 from tracepipe.present.figures.panel import (
     FAINT,

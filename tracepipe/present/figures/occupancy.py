@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tracepipe.analyses.intervals import Stretches, most_at_once
 from tracepipe.event.columns import Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, sorted_runs
+from tracepipe.event.intervals import Stretches, most_at_once
 from tracepipe.libraries import matplotlib, np, ticker
 from tracepipe.present.figures.panel import (
     RULE,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from heapq import merge
 from typing import Any
 
-from tracepipe.analyses.intervals import most_at_once
 from tracepipe.event.columns import Floats, Int64s, Ints, distinct
+from tracepipe.event.intervals import most_at_once
 from tracepipe.libraries import np
 
 Part = tuple[Int64s, Int64s, Callable[[Int64s], list[str | None]]]
