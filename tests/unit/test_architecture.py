@@ -71,7 +71,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "reports": {"store", "event", "hooks", "analyses", "present", "reports"},
     "dataset": {"store", "event", "recording", "analyses", "present", "reports"},
-    "ranks": {"store", "dataset", "analyses", "present", "reports"},
+    "ranks": {"event", "store", "dataset", "analyses", "present", "reports"},
     "doctor": {"tracer", "hooks", "native"},
     "native": set(),
     "marks": set(),
