@@ -136,7 +136,7 @@ def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
     events, *_ = spread_of(run, "scheduler", f"x.kind = {INSTANT}")
     yield ("scheduler events", events, *_NO_LENGTHS)
     yield row("threads running", "scheduler", named(RUNNING))
-    yield row("GPU kernels", "gpu_kernel", "true")
+    yield row("GPU kernels", "gpu_kernel", IS_CALL)
     yield ("GPU warps", len(run.warp_table), *of_values(run.warp_table.stays_ns()))
     yield ("GPU thread events", run.store.count("gpu_thread"), *_NO_LENGTHS)
 
@@ -163,7 +163,7 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     conditions = {
         "userspace": f"{IS_CALL} and {IS_OUTERMOST}",
         "syscall": f"{IS_CALL} and {named(run.shapes.number_of('name', 'ioctl'))}",
-        "gpu_kernel": "true",
+        "gpu_kernel": IS_CALL,
         "scheduler": named(run.shapes.number_of("name", RUNNING)),
     }
     sums = [
