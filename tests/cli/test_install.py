@@ -119,14 +119,15 @@ def test_a_wheel_states_what_an_index_shows(tree: Path, tmp_path: Path) -> None:
     assert page.splitlines()[0] == "# tracepipe" and "![" not in page
 
 
-def test_polars_comes_with_the_package_and_what_draws_with_an_extra(tree: Path, tmp_path: Path) -> None:
+def test_duckdb_comes_with_the_package_and_what_draws_with_an_extra(tree: Path, tmp_path: Path) -> None:
     names = unpacked(packed(tree, "build_wheel", TRACEPIPE_PURE="1"), tmp_path / "installed")
     (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
     stated = email.message_from_string((tmp_path / "installed" / metadata).read_text(encoding="utf-8"))
     needed = stated.get_all("Requires-Dist", [])
     always = {re.split(r"[^\w.-]", need)[0] for need in needed if "extra ==" not in need}
     reports = {re.split(r"[^\w.-]", need)[0] for need in needed if need.endswith('extra == "reports"')}
-    assert "polars" in always and reports == {"jinja2", "matplotlib", "scipy"}
+    assert "duckdb" in always and "polars" not in always
+    assert reports == {"jinja2", "matplotlib", "scipy"}
     assert not always & reports
 
 

@@ -45,6 +45,12 @@ def recording(events: list[dict[str, Any]], path: Path) -> Path:
     return path
 
 
+def values_of(run: Run, layer: str, *columns: str) -> list[dict[str, Any]]:
+    """Some values of each row of a layer, by their names."""
+    found = run.values(layer, slice(None), *columns)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+
 def rows(
     run: Run, start_ns: int, layers: tuple[str, ...] = LAYERS, unit_ns: int = 1
 ) -> Counter[tuple[Any, ...]]:
@@ -52,7 +58,7 @@ def rows(
     found: Counter[tuple[Any, ...]] = Counter()
     columns = ("layer", "name", "pid", "tid", "start_ns", "end_ns", "kind", "size_bytes", "result")
     for layer in layers:
-        for row in run.some(layer, *columns).iter_rows(named=True):
+        for row in values_of(run, layer, *columns):
             first, last = ((row[key] - start_ns) // unit_ns for key in ("start_ns", "end_ns"))
             kind = row["kind"] if row["kind"] in ("instant", "unclosed", "no begin") else "span"
             found[(*list(row.values())[:4], first, last, kind, row["size_bytes"], row["result"])] += 1
@@ -150,10 +156,10 @@ def test_rows_of_the_table_are_read_as_what_they_were_written_of(data: st.DataOb
         out = Path(folder) / "again.txt"
         account = written(path, "cuda-events", out)
         before, after = load_run(str(path)), load_run(str(out), "cuda-table")
-    frame = before.some(
-        "userspace", "parent", "name", "pid", "kind", "start_ns", "end_ns", "result", "size_bytes"
+    calls_before = values_of(
+        before, "userspace", "parent", "name", "pid", "kind", "start_ns", "end_ns", "result"
     )
-    outer = frame.filter(frame["parent"].is_null() & (frame["kind"] != "instant"))
+    outer = [row for row in calls_before if row["parent"] is None and row["kind"] != "instant"]
     expected = Counter(
         (
             row["name"],
@@ -162,15 +168,14 @@ def test_rows_of_the_table_are_read_as_what_they_were_written_of(data: st.DataOb
             (row["end_ns"] - START_NS) // MS,
             row["result"],
         )
-        for row in outer.iter_rows(named=True)
+        for row in outer
     )
-    again = after.some("userspace", "name", "pid", "start_ns", "end_ns", "result", "size_bytes")
+    again = values_of(after, "userspace", "name", "pid", "start_ns", "end_ns", "result")
     assert expected == Counter(
-        (row["name"], row["pid"], row["start_ns"] // MS, row["end_ns"] // MS, row["result"])
-        for row in again.iter_rows(named=True)
+        (row["name"], row["pid"], row["start_ns"] // MS, row["end_ns"] // MS, row["result"]) for row in again
     )
     assert after.facts.skipped == 0
-    left_out = len(frame) - len(outer)
+    left_out = len(calls_before) - len(outer)
     messages = [note for note in account.notes if note.startswith("not written")]
     assert sum(int(word) for note in messages for word in note.split() if word.isdigit()) == left_out
 

@@ -74,7 +74,6 @@ class _ByThread:
             self._columns[key] = run.store.by_id(table, (key,))[key][rows]
         self._threads, self._first = np.unique(thread, return_index=True)
         self._first = np.append(self._first, len(thread))
-        self.has_ioctl = bool((self._columns["flags"] & _IS_IOCTL).any())
         self.any = len(thread) > 0
 
     def of(self, thread: int, *, outermost: bool) -> _Spans:

@@ -88,9 +88,9 @@ class Store:
         while True:
             try:
                 return question()
-            except duckdb.OutOfMemoryException:
-                if self._memory_mb > _MEMORY_MB_MAX:
-                    raise
+            except duckdb.OutOfMemoryException as error:
+                if self._memory_mb > _MEMORY_MB_MAX or "bad allocation" in str(error):
+                    raise MemoryError from error
                 self._memory_mb *= 4
                 self._con.execute(f"set memory_limit = '{self._memory_mb}MB'")
 

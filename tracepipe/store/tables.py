@@ -208,7 +208,9 @@ def _typed(columns: dict[str, str]) -> str:
     return ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
 
 
-def _refused(error: Exception) -> TracepipeError:
+def _refused(error: Exception) -> TracepipeError | MemoryError:
+    if "bad allocation" in str(error):  # the machine's memory, not DuckDB's own limit
+        return MemoryError(_first_line(error))
     return OutputError(
         f"cannot write the tables of a recording: {_first_line(error)}",
         _MORE_ROOM,
