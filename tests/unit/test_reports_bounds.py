@@ -131,7 +131,7 @@ def test_a_report_takes_some_bytes_for_each(
 
 # Bytes at most for each event of a program's usual mix.
 OF_MIXED = {
-    "summary": 300, "gaps": 450, "timeline": 500, "layers": 450, "memory": 450, "export": 650
+    "summary": 300, "gaps": 450, "timeline": 500, "layers": 450, "memory": 450, "export": 1_000
 }  # fmt: skip
 
 
@@ -153,7 +153,8 @@ def test_a_report_takes_some_bytes_for_each_event_of_the_usual_mix(
 
 
 # Bytes a warp at most.
-OF_WARPS = {"summary": 250, "warps": 450, "export": 450}
+# `export` lets DuckDB sort in up to 300 MB, of which it takes more or less from run to run.
+OF_WARPS = {"summary": 250, "warps": 450, "export": 1_000}
 
 
 @pytest.fixture(scope="module")
