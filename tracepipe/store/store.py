@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.event.columns import NONE
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.stacks import Frame, Stacks
@@ -55,10 +54,6 @@ class Store:
         self.connection = self._con = connect_to_ask(folder, memory_mb=_MEMORY_MB)
         self._memory_mb = _MEMORY_MB
         self._facts = dict(self.rows("select name, value from store.facts"))
-
-    def close(self) -> None:
-        """Close the tables."""
-        self._con.close()
 
     def fact(self, name: str) -> Any:
         """A fact about the recording, as JSON has it."""
@@ -145,8 +140,3 @@ def stacks_of(store: Store) -> Stacks:
         of["stack"], of["frame"], store.fact("omitted"),
     )  # fmt: skip
     return stacks
-
-
-def no_value(values: Any) -> Any:
-    """Values with None where they are NONE."""
-    return [None if value == NONE else value for value in values.tolist()]
