@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from tracepipe.clocks import Clocks  # noqa: E402
 from tracepipe.clocks.maps import ClockMap  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
-from tracepipe.event.model import SourceNs  # noqa: E402
+from tracepipe.event.model import Header, SourceNs  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
 from tracepipe.tracer.gpu.engines import kernels, warps  # noqa: E402
 from tracepipe.tracer.gpu.engines.streams import GpuEngine, RecordStream  # noqa: E402
@@ -380,7 +380,7 @@ def clock_table(bench: Bench) -> None:
     print(f"  {'':<34}{'pairs':>10}{'drift ppm':>12}{'bound ns: between pairs':>26}{'at the ends':>14}")
     for gpu, pairs in seen.pairs.items():
         clock = f"globaltimer:{gpu}"
-        header: Any = {"clock": "monotonic", "clocks": ["monotonic", clock]}
+        header = Header(clock="monotonic", clocks=["monotonic", clock])
         placed = Clocks(header, [{"type": "clock", "clock": clock, **pair} for pair in pairs]).get(clock)
         assert placed is not None
         between, ends = _bounds_ns(placed, [pair["source_ns"] for pair in pairs])

@@ -11,7 +11,7 @@ import pytest
 
 from tracepipe.converters import CONVERTERS
 from tracepipe.event import nesting
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.event.nesting import Launches
 from tracepipe.layout import LayoutOptions
 from tracepipe.recording.account import Account
@@ -21,7 +21,7 @@ from tracepipe.recording.convert import Conversion, ConversionOptions
 def account_of(folder: Path, *records: Any, options: LayoutOptions | None = None) -> Account:
     """What is found in a file of these records when it is converted."""
     path = folder / "recording.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in (new_header(), *records)))
+    path.write_text("".join(json.dumps(record) + "\n" for record in (Header().to_record(), *records)))
     chosen = ConversionOptions(layout=options or LayoutOptions())
     return Conversion(str(path), CONVERTERS["text"], chosen).run(io.BytesIO())
 
@@ -84,7 +84,7 @@ def test_recordings_without_a_time_in_common_are_noted(
     paths = []
     for name, day in days.items():
         start = {"monotonic_ns": 100 * DAY_NS, "realtime_ns": (20_000 + day) * DAY_NS}
-        header = new_header(host=name, boot=name, start=start)
+        header = Header(host=name, boot=name, start=start).to_record()
         called = {"type": "userspace", "name": "cuInit", "phase": "X", "pid": 1, "tid": 1}
         events = [{**called, **event, "ts_ns": event["ts_ns"] + 100 * DAY_NS} for event in EVENTS]
         paths.append(tmp_path / f"{name}.jsonl")

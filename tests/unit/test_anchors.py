@@ -17,7 +17,7 @@ from tracepipe.clocks.common_events import KEPT_MAX, LAUNCH_SPREAD_NS, NOTED_NS,
 from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.recording.account import anchor_text
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
@@ -28,7 +28,7 @@ START = {"monotonic_ns": 1_000_000, "boottime_ns": 1_200_000, "realtime_ns": NOW
 
 
 def source(name: str, clock: str = "monotonic", start: dict[str, int] | None = None, **stated: Any) -> Source:
-    return Source(name, new_header(start=START if start is None else start, **stated), clock)
+    return Source(name, Header(start=START if start is None else start, **stated), clock)
 
 
 OURS = source("ours", host="node1", boot="b1")
@@ -132,16 +132,16 @@ def test_pairs_of_a_gpus_clock_place_a_file_of_that_clock() -> None:
         "host_lo_ns": 990,
         "host_hi_ns": 1_010,
     }
-    clocks = Clocks(new_header(clocks=["monotonic", "globaltimer:0"]), [pair])
+    clocks = Clocks(Header(clocks=["monotonic", "globaltimer:0"]), [pair])
     base = Source("ours", OURS.header, "monotonic", 0, clocks)
-    found = anchors([base, Source("bpftime", new_header(), "globaltimer:0", 600)], {})[1]
+    found = anchors([base, Source("bpftime", Header(), "globaltimer:0", 600)], {})[1]
     assert (found.offset_ns, found.bound_ns) == (500, 12)
-    other = Source("another GPU's", new_header(), "globaltimer:1", 600, clocks)
+    other = Source("another GPU's", Header(), "globaltimer:1", 600, clocks)
     with pytest.raises(ClockError):
         anchors([base, other], {})
     for first_ns, stated in ((600 + 3_601 * 10**9, {}), (600, {"boot": "b2"})):
         with pytest.raises(ClockError):
-            anchors([base, Source("x", new_header(**stated), "globaltimer:0", first_ns)], {})
+            anchors([base, Source("x", Header(**stated), "globaltimer:0", first_ns)], {})
 
 
 # What others saw too ------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def both(
 
 def placed(clock: Drifting, found: list[CommonEvents], span_ns: int) -> Anchor:
     first_ns, end_ns = (int(clock.shown(BEGIN_NS + at_ns)) for at_ns in (0, span_ns))
-    one = Source("other", new_header(start={}), "trace", first_ns, end_ns=end_ns)
+    one = Source("other", Header(start={}), "trace", first_ns, end_ns=end_ns)
     return anchors([OURS, one], {}, found)[1]
 
 
@@ -408,7 +408,7 @@ def test_a_recording_that_another_one_places_drifts_with_it() -> None:
     third = seen("c", "collectives", {key: ns + 70 for key, ns in ends_ns.items()})
     first_ns, end_ns = (int(clock.shown(BEGIN_NS + at_ns)) for at_ns in (0, span_ns))
     others = [
-        Source(name, new_header(start={}), "trace", ahead_ns + first_ns, end_ns=ahead_ns + end_ns)
+        Source(name, Header(start={}), "trace", ahead_ns + first_ns, end_ns=ahead_ns + end_ns)
         for name, ahead_ns in (("other", 0), ("third", 70))
     ]
     anchor = anchors([OURS, *others], {}, [*found, third])[2]

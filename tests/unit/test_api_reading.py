@@ -202,7 +202,7 @@ def test_a_thread_of_a_gpu_has_its_block_and_its_index(run: Path) -> None:
 
 def test_what_is_known_of_the_recording(run: Path) -> None:
     with tracepipe.open("run.jsonl") as events:
-        assert events.header["command"] == ["./vec_add"]
+        assert events.header.command == ["./vec_add"]
         assert (events.path, events.source_format, events.trace_clock) == (
             "run.jsonl",
             "tracepipe",

@@ -20,7 +20,7 @@ from tests.support.cores import new_tables
 from tests.support.drawing import Drawing, item, renamed
 from tracepipe.converters.chrome import ChromeWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Drawn, Item, Track
 
@@ -232,7 +232,7 @@ records = st.lists(
 def laid_out(events: list[tuple[str, int, int, str, int]]) -> list[Drawn]:
     """What the layout draws of these, each of which comes in a batch of its own."""
     tables = new_tables()
-    layout = Layout(new_header(), tables)
+    layout = Layout(Header(), tables)
     batches = []
     for phase, ts_ns, dur_ns, name, tid in events:
         record = {"type": "kernel", "phase": phase, "ts_ns": ts_ns, "name": name, "pid": 1, "tid": tid}

@@ -20,7 +20,7 @@ from tracepipe.clocks.pairs import ClockPair, Pairs
 from tracepipe.errors import ClockError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import UNDATED_NS
-from tracepipe.event.model import TIME_LIMIT_NS, Record, SourceNs, new_header
+from tracepipe.event.model import TIME_LIMIT_NS, Header, Record, SourceNs
 from tracepipe.recording.account import fit_text
 
 GPU = "globaltimer:0"
@@ -407,7 +407,7 @@ def times_of(records: list[Record]) -> list[int]:
 
 
 def header(**fields: Any) -> Any:
-    return new_header(clock="monotonic", clocks=["monotonic", GPU], **fields)
+    return Header(clock="monotonic", clocks=["monotonic", GPU], **fields)
 
 
 PAIRS: list[dict[str, Any]] = [
@@ -423,7 +423,7 @@ PAIRS: list[dict[str, Any]] = [
 
 
 def test_events_on_the_traces_own_clock_pass_as_they_are() -> None:
-    stamping = Stamping(new_header(clock="monotonic", clocks=["monotonic"]))
+    stamping = Stamping(Header(clock="monotonic", clocks=["monotonic"]))
     calls = [{"type": "userspace", "name": "f", "phase": "B", "ts_ns": n} for n in (3, 5)]
     assert stamping.stamp(calls) == calls
     batch = stamping.batch(calls)
@@ -521,7 +521,7 @@ def test_columns_too_short_to_stretch_stay_as_they_are() -> None:
 
 def test_warps_on_the_traces_own_clock_pass_as_they_are() -> None:
     batch = warps(warp=[0, 1], entry_ns=[0, 4_000], exit_ns=[32, 64])
-    (placed,) = Stamping(new_header(clock=GPU, clocks=[GPU])).stamp([batch])
+    (placed,) = Stamping(Header(clock=GPU, clocks=[GPU])).stamp([batch])
     assert placed == batch | {"source_ns": None, "bound_ns": 0, "offset_ns": 0}
 
 
@@ -550,7 +550,7 @@ START = {"monotonic_ns": 1_000, "boottime_ns": 61_000, "realtime_ns": 1_800_000_
 
 
 def test_host_clocks_are_placed_by_the_header() -> None:
-    head = new_header(clock="monotonic", clocks=["monotonic", "boottime", "realtime"], start=START)
+    head = Header(clock="monotonic", clocks=["monotonic", "boottime", "realtime"], start=START)
     stamping, now = Stamping(head), START["realtime_ns"] + 25
     read = [event(61_500, clock="boottime"), event(now, clock="realtime"), event(1_030)]
     assert times_of(stamping.stamp(read)) == [1_500, 1_025, 1_030]
@@ -561,7 +561,7 @@ def test_host_clocks_are_placed_by_the_header() -> None:
 
 
 def test_a_recording_on_one_clock_has_it_as_its_trace_clock() -> None:
-    stamping = Stamping(new_header(clock=GPU, clocks=[GPU], start=START))
+    stamping = Stamping(Header(clock=GPU, clocks=[GPU], start=START))
     assert stamping.clocks.trace_clock == GPU
     assert stamping.stamp([event(987)]) == [event(987)]
     assert stamping.clocks.statements() == [

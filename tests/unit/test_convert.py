@@ -27,6 +27,7 @@ from tracepipe.event.model import (
     SLOT_LIMIT,
     SM_LIMIT,
     TIME_LIMIT_NS,
+    Footer,
 )
 from tracepipe.recording.account import PROBLEMS_KEPT, Account, account_lines
 from tracepipe.recording.convert import Conversion, ConversionOptions, check
@@ -157,7 +158,7 @@ def test_strict_is_content_with_a_good_file(recording: Any) -> None:
 def test_a_footer_that_counts_otherwise_is_a_note(recording: Any) -> None:
     report, _ = converted(recording(HEADER, PAIR, call(1_500), FOOTER))
     assert report.notes == ["the footer counts 1 gpu_kernel event, the file has 0"]
-    assert footer_notes(None, report.counts) == ["the file has no footer: the capture was cut off"]
+    assert footer_notes(Footer(), report.counts) == ["the file has no footer: the capture was cut off"]
 
 
 def test_what_stands_after_the_footer_is_a_note(recording: Any) -> None:

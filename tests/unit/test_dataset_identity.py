@@ -9,11 +9,11 @@ import pytest
 from tracepipe.dataset.collectives import operation_of
 from tracepipe.dataset.identity import identity_of
 from tracepipe.errors import InputError
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 
 
 def identity(path: str, clock: str = "realtime", **fields: Any) -> tuple[str, int, int | None, str]:
-    found = identity_of(new_header(**fields), clock, f"/job/{path}", "/job")
+    found = identity_of(Header(**fields), clock, f"/job/{path}", "/job")
     return found.host, found.rank, found.world_size, found.clock
 
 

@@ -14,7 +14,7 @@ from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
 from tracepipe.event import nesting
-from tracepipe.event.model import Problem, new_header
+from tracepipe.event.model import Header, Problem
 from tracepipe.event.nesting import Outcomes
 from tracepipe.layout import counters, merging
 from tracepipe.layout import draw as layout_module
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("core")
 
 def laid_out(*batches: list[dict[str, Any]], header: Any = None) -> tuple[list[Drawn], Layout]:
     tables = new_tables()
-    layout = Layout(header or new_header(), tables)
+    layout = Layout(header or Header(), tables)
     drawn = [layout.place(trace_batch(batch, tables)) for batch in batches]
     return drawn + layout.finish(), layout
 
@@ -365,7 +365,7 @@ def test_a_late_slice_over_an_end_that_was_drawn_goes_on_an_overlap_track(
 @pytest.mark.slow
 def test_the_window_holds_no_more_than_twice_its_events() -> None:
     tables = new_tables()
-    layout = Layout(new_header(), tables)
+    layout = Layout(Header(), tables)
     drawn_items = 0
     for at in range(40):
         batch = trace_batch([call("I", at * 1_000 + n) for n in range(1_000)], tables)
@@ -378,7 +378,7 @@ def test_the_window_holds_no_more_than_twice_its_events() -> None:
 
 
 def test_a_process_is_called_after_its_command_until_its_name_is_known() -> None:
-    header = new_header(command=["/usr/bin/env", "x"])
+    header = Header(command=["/usr/bin/env", "x"])
     assert drawn(call("I", 1), header=header)[:2] == ["process env 1", "thread env 1"]
     lines = drawn(call("I", 1), call("I", 2, comm="vec_add"), header=header)
     assert lines[:2] == ["process vec_add 1", "thread vec_add 1"]
@@ -483,7 +483,7 @@ def test_losses_have_a_track_of_their_layer_and_their_length() -> None:
 
 def problems_at(*times_ns: int) -> list[str]:
     """What is drawn of a problem at each time; the first is an ambiguity."""
-    layout, parts = Layout(new_header(), new_tables()), []
+    layout, parts = Layout(Header(), new_tables()), []
     for line, ts_ns in enumerate(times_ns):
         layout.end_ns = ts_ns
         parts.append(layout.problem(Problem(line, "", "is odd", line > 0)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.layout import LayoutOptions, merging
 from tracepipe.layout import warps as warps_module
 from tracepipe.layout.draw import Layout
@@ -25,7 +25,7 @@ def laid_out(
     records: Iterable[dict[str, Any]], header: Any = None, warp_tracks: str = "auto", exits: bool = False
 ) -> tuple[list[Drawn], Layout]:
     tables = new_tables()
-    layout = Layout(header or new_header(), tables, LayoutOptions(warp_tracks, exits))
+    layout = Layout(header or Header(), tables, LayoutOptions(warp_tracks, exits))
     return [layout.place(trace_batch(records, tables)), *layout.finish()], layout
 
 
@@ -61,7 +61,7 @@ def test_kernels_stand_on_the_stream_they_ran_on() -> None:
         kernel("B", 15, "j", stream=9),
         kernel("E", 25, "j", stream=9, args={"result": 0}),
         kernel("I", 30, "mark", stream=7, gpu=1),
-        header=new_header(gpus=[{"index": 0, "name": "NVIDIA H200"}, {"name": "no index"}]),
+        header=Header(gpus=[{"index": 0, "name": "NVIDIA H200"}, {"name": "no index"}]),
     )
     assert lines == [
         "GPU 0 NVIDIA H200",
@@ -366,7 +366,7 @@ def check_active_warps(batches: list[tuple[int, list[tuple[int, int]]]], *, one_
         records.append(batch(ts_ns, entry_ns, [stay for _, stay in some]))
         spans += [(ts_ns + entry - first_ns, ts_ns + entry - first_ns + stay) for entry, stay in some]
     tables = new_tables()
-    layout = Layout(new_header(), tables, LayoutOptions("logical"))
+    layout = Layout(Header(), tables, LayoutOptions("logical"))
     given = [[record] for record in records] if one_by_one else [records]
     parts = [layout.place(trace_batch(some, tables)) for some in given] + layout.finish()
     counts = [(item.ts_ns, item.name) for item in items_of(parts) if item.kind == COUNTER]

@@ -13,7 +13,7 @@ from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.recordings import event
 from tests.support.timeline_text import shown
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.layout import ranges_on_gpu
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.timeline import BEGIN
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("core")
 
 def laid_out(records: Iterable[dict[str, Any]]) -> list[Any]:
     tables = new_tables()
-    layout = Layout(new_header(), tables)
+    layout = Layout(Header(), tables)
     return [layout.place(trace_batch(list(records), tables)), *layout.finish()]
 
 

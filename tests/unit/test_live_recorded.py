@@ -35,7 +35,7 @@ from tests.support.live_records import (
     G,
     record,
 )  # fmt: skip
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header, Layers
 from tracepipe.hooks.sets import load_set
 from tracepipe.readers import tracepipe1
 from tracepipe.recording.open import open_recording
@@ -46,7 +46,7 @@ from tracepipe.tracer.records.record import Loss, loss_record
 from tracepipe.tracer.records.render import RecordRenderer
 
 SYSCALLS = {0: "read", 16: "ioctl"}
-HEADER = dict(new_header(layers={"got": list(LAYERS)}, start={"monotonic_ns": 0}))
+HEADER = Header(layers=Layers(got=list(LAYERS)), start={"monotonic_ns": 0}).to_record()
 
 
 def read_totals(lines: bytes) -> Snapshot:
@@ -170,7 +170,7 @@ def test_kernels_and_whole_calls_have_their_durations() -> None:
 
 def test_a_recording_without_a_start_begins_with_its_first_event() -> None:
     recording = tracepipe1.read(
-        io.BytesIO(orjson.dumps(new_header()) + b"\n" + event("userspace", "cuInit", "B", 5000))
+        io.BytesIO(orjson.dumps(Header().to_record()) + b"\n" + event("userspace", "cuInit", "B", 5000))
     )
     totals = RecordedTotals(recording.header)
     for batch in recording.batches:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from tracepipe.event.model import (
     RECORDS,
     SCHEMA_VERSION,
     STALLS,
+    Footer,
+    Header,
+    Layers,
     Problem,
-    new_header,
 )
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
@@ -24,9 +28,34 @@ from tracepipe.layout.timeline import Track
 
 
 def test_a_new_header_is_a_good_one() -> None:
-    header = new_header(clock="monotonic", tool="tracepipe 1")
-    assert first_fault(header) is None
-    assert header["schema"] == SCHEMA_VERSION
+    record = Header(clock="monotonic", tool="tracepipe 1", rank=0).to_record()
+    assert first_fault(record) is None
+    assert record == {
+        "type": "header", "schema": SCHEMA_VERSION, "clock": "monotonic", "tool": "tracepipe 1", "rank": 0,
+    }  # fmt: skip
+    assert first_fault(Footer().to_record()) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schema":"tracepipe/1","rank":0,"type":"header","command":[],"as_read":{"type":1}}',
+        '{"type":"header","schema":"tracepipe/1","host":"","newer":[1,{"a":null}],"layers":{"on":1,"got":[]},'
+        '"start":{"realtime_ns":5,"other_ns":"x"},"REQUIRED":7,"gpus":[{"index":0}]}',
+    ],
+)
+def test_a_header_is_written_as_it_was_read(text: str) -> None:
+    header = Header.from_record(json.loads(text))
+    assert json.dumps(header.to_record(), separators=(",", ":")) == text
+    changed = replace(header, world_size=2, layers=Layers(asked=["hook"])).to_record()
+    assert changed == json.loads(text) | {"world_size": 2, "layers": {"asked": ["hook"]}}
+
+
+def test_the_footer_of_a_newer_version_keeps_its_fields() -> None:
+    record = {"type": "footer", "counts": {"hook": 1}, "losses": {}, "newer": 1, "end": {"monotonic_ns": 5}}
+    footer = Footer.from_record(record)
+    assert footer.to_record() == record
+    assert (footer.end_ns("monotonic"), footer.end_ns("realtime"), footer.ended_by) == (5, None, "")
 
 
 def test_every_layer_has_its_record() -> None:

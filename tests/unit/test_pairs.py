@@ -16,7 +16,7 @@ from tests.support.wandering_clock import SECOND_NS, Rates
 from tracepipe.clocks import Clocks, pairs
 from tracepipe.clocks.maps import ClockMap, fit
 from tracepipe.clocks.pairs import ClockPair, Pairs
-from tracepipe.event.model import Record, SourceNs, new_header
+from tracepipe.event.model import Header, Record, SourceNs
 
 GPU = "globaltimer:0"
 KEPT = 64
@@ -44,7 +44,7 @@ def record(pair: ClockPair, clock: str = GPU) -> Record:
 
 
 def mapped(records: list[Record], clock: str = GPU) -> ClockMap:
-    clock_map = Clocks(new_header(clock="monotonic", clocks=["monotonic", clock]), records).get(clock)
+    clock_map = Clocks(Header(clock="monotonic", clocks=["monotonic", clock]), records).get(clock)
     assert clock_map is not None
     return clock_map
 
@@ -143,7 +143,7 @@ def test_clocks_share_the_room_and_are_all_placed() -> None:
     names = [f"globaltimer:{at}" for at in range(8)]
     pairs = [clock.pair(at * STEP_NS, 500, 500) for at in range(100)]
     records = [record(pair, name) for pair in pairs for name in names]
-    clocks = Clocks(new_header(clock="monotonic", clocks=["monotonic", *names]), records)
+    clocks = Clocks(Header(clock="monotonic", clocks=["monotonic", *names]), records)
     maps = [clocks.get(name) for name in names]
     assert all(one is not None and one.pairs == 100 for one in maps)
     assert sum(len(one.source_ns) for one in maps if one is not None) < KEPT
@@ -166,7 +166,7 @@ def test_a_recording_with_few_pairs_has_the_map_of_all() -> None:
 def test_clocks_beyond_the_most_are_counted_together_and_not_placed() -> None:
     names = [f"clock {at}" for at in range(20)]
     records = [record(ClockPair(at, at, 1), name) for at, name in enumerate(names)]
-    stamping = Stamping(new_header(clock="monotonic", clocks=["monotonic", *names]), records)
+    stamping = Stamping(Header(clock="monotonic", clocks=["monotonic", *names]), records)
     event = {"type": "gpu_kernel", "name": "k", "phase": "I", "ts_ns": 50}
     placed = stamping.stamp([event | {"clock": name} for name in names])
     assert [one["clock"] for one in placed] == names[:8]

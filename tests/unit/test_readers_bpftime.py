@@ -22,7 +22,7 @@ GOOD_AFTER = b"[kernel_trace] ts=809635273301456 block=(0,0,0) thread=(1,0,0)"
 def read(data: bytes) -> tuple[Header, list[Record], list[Problem]]:
     recording = bpftime.read(io.BytesIO(data))
     records, problems = read_all(recording)
-    assert first_fault(recording.header) is None
+    assert first_fault(recording.header.to_record()) is None
     assert [first_fault(record) for record in records] == [None] * len(records)
     return recording.header, records, problems
 
@@ -35,7 +35,7 @@ def read_fixture(case: str) -> tuple[Header, list[Record], list[Problem]]:
 
 def test_kernel_trace_sample() -> None:
     header, records, problems = read_fixture("bpftime-kernel_trace")
-    assert (header["clock"], header["clocks"]) == ("globaltimer:0", ["globaltimer:0"])
+    assert (header.clock, header.clocks) == ("globaltimer:0", ["globaltimer:0"])
     assert problems == []
     assert records == [
         {
@@ -134,7 +134,7 @@ def test_cuda_counter_exit_is_its_entry_plus_the_duration() -> None:
 
 def test_launchlate_gives_the_clock_reading_and_no_events() -> None:
     header, records, problems = read_fixture("bpftime-launchlate")
-    assert header["start"] == {"monotonic_ns": 3842123456789, "realtime_ns": 1625288743357889890}
+    assert header.start == {"monotonic_ns": 3842123456789, "realtime_ns": 1625288743357889890}
     assert records == []
     assert [(p.line, p.field, p.skipped) for p in problems] == [(n, "ts", True) for n in range(9, 14)]
 
@@ -144,7 +144,7 @@ def test_a_calibration_that_contradicts_its_readings_is_not_used() -> None:
         b"Clock calibration: REALTIME - MONOTONIC = 1625284901234 ns\n"
         b"  MONOTONIC: 3842.123456789\n  REALTIME:  1625288743.357890890\n"
     )
-    assert "start" not in header
+    assert not header.start
     assert [(p.line, p.field, p.skipped) for p in problems] == [(1, "start", False)]
 
 

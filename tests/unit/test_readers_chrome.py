@@ -144,7 +144,7 @@ def test_the_three_eras_of_pytorchs_times(members: dict[str, Any], us: float, ns
     recording = chrome.read(
         io.BytesIO(json.dumps({"schemaVersion": 1, **members, "traceEvents": []}).encode())
     )
-    assert recording.header["clock"] == "realtime"
+    assert recording.header.clock == "realtime"
 
 
 def test_a_kernel_at_zero_does_not_stretch_the_trace() -> None:
@@ -342,7 +342,7 @@ def test_what_an_sm_holds_is_kept_of_nvidias_gpus(name: str, is_nvidia: bool) ->
     gpu = {"id": 0, "name": name, "numSms": 104, "computeMajor": 9, "computeMinor": 0}
     gpu |= {"regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 233472, "warpSize": 32}
     data = {"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": [EVENT]}
-    (stated,) = chrome.read(io.BytesIO(json.dumps(data).encode())).header["gpus"]
+    (stated,) = chrome.read(io.BytesIO(json.dumps(data).encode())).header.gpus
     about_sm = {"compute_capability": "9.0", "registers_per_sm": 65536, "shared_bytes_per_sm": 233472}
     assert stated == {"index": 0, "name": name, "sm_count": 104} | (about_sm if is_nvidia else {})
 

@@ -24,7 +24,7 @@ def read(data: bytes) -> tuple[str, list[Record], list[Problem]]:
     recording = cuda_tables.read(io.BytesIO(data))
     records, problems = read_all(recording)
     assert [first_fault(record) for record in records] == [None] * len(records)
-    return recording.header["clock"], records, problems
+    return recording.header.clock, records, problems
 
 
 def by_ms(ms: int, name: str, details: str = "", comm: str = "app", pid: int = 7) -> bytes:

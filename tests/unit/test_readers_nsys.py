@@ -78,7 +78,7 @@ def test_times_are_put_on_the_clock_that_is_known(
 ) -> None:
     more = {"TARGET_INFO_SESSION_START_TIME": [session]} if session else {}
     header, records, problems = read(export(KERNEL=[kernel(50, 60, 1)], **more))
-    assert (header["clock"], [record["ts_ns"] for record in records]) == (clock, [base_ns + 50])
+    assert (header.clock, [record["ts_ns"] for record in records]) == (clock, [base_ns + 50])
     (clock_said,) = [problem for problem in problems if not problem.field]
     assert not clock_said.skipped
 
@@ -415,7 +415,7 @@ def test_what_an_sm_holds_is_kept(export: Any) -> None:
         "maxWarpsPerSm": 64, "maxBlocksPerSm": 32, "maxRegistersPerSm": 65536, "maxShmemPerSm": 233472,
     }  # fmt: skip
     header, *_ = read(export(KERNEL=[kernel(50, 60, 1)], TARGET_INFO_GPU=[gpu]))
-    assert header["gpus"] == [
+    assert header.gpus == [
         {
             "index": 0,
             "name": "NVIDIA H200",

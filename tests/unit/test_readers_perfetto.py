@@ -470,8 +470,8 @@ def test_the_clock_of_a_trace_is_the_primary_one_of_its_first_snapshot() -> None
     trace.snapshot(primary=MONOTONIC, clock_1=10**18, clock_3=1000, clock_6=5000)
     trace.event(2000, INSTANT, "x")
     header, _, _ = read(trace.bytes)
-    assert header["clock"] == "monotonic"
-    assert header["start"] == {"realtime_ns": 10**18, "monotonic_ns": 1000, "boottime_ns": 5000}
+    assert header.clock == "monotonic"
+    assert header.start == {"realtime_ns": 10**18, "monotonic_ns": 1000, "boottime_ns": 5000}
 
 
 def test_without_a_snapshot_of_several_host_clocks_the_clock_is_its_own() -> None:
@@ -479,7 +479,7 @@ def test_without_a_snapshot_of_several_host_clocks_the_clock_is_its_own() -> Non
     trace.snapshot(clock_6=5000)
     trace.snapshot(clock_6=5000, clock_64=0)
     trace.event(2000, INSTANT, "x")
-    assert read(trace.bytes)[0]["clock"] == "trace"
+    assert read(trace.bytes)[0].clock == "trace"
 
 
 def test_times_go_from_clock_to_clock_by_the_last_snapshot_before_them() -> None:

@@ -35,7 +35,7 @@ def kernels(*events: dict[str, Any]) -> list[Record]:
     text = json.dumps({"displayTimeUnit": "us", "traceEvents": [KERNEL, *events]}).encode()
     assert recognise(text).name == "chrome"
     recording = chrome.read(io.BytesIO(text))
-    assert recording.header["engine"] == "Triton Proton"
+    assert recording.header.engine == "Triton Proton"
     records, problems = read_all(recording)
     assert problems == []
     return [record for record in records if record["type"] != "name"]
@@ -99,7 +99,7 @@ def test_another_trace_behind_a_more_detailed_one_is_stated() -> None:
 def test_scopes_are_ranges_of_their_warps_in_cycles() -> None:
     other = SCOPE | {"tid": "warp 3 (line 0)", "ts": 0.05, "dur": 0.4, "name": "mma"}
     header, records, problems = inside(SCOPE, SCOPE | {"ts": 0.11, "dur": 0.004, "name": "wait"}, other)
-    assert header["clock"] == "cycles"
+    assert header.clock == "cycles"
     (warps,) = records
     assert (warps["name"], warps["ts_ns"], warps["block"], warps["ranges"]) == (
         "k", 50, [128, 1, 1], ["mma", "load", "wait"],
@@ -142,7 +142,7 @@ def test_asynchronous_work_belongs_to_the_block_before_it() -> None:
 
 def test_without_a_frequency_times_are_the_globaltimers() -> None:
     header, _, problems = inside(SCOPE | {"args": {"Init Time (ns)": 5}})
-    assert header["clock"] == "globaltimer:0"
+    assert header.clock == "globaltimer:0"
     assert problems == []
 
 

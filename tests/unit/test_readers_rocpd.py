@@ -38,7 +38,7 @@ def test_both_forms_of_tables_give_the_same(tmp_path: Path, database: Path) -> N
 
 def test_times_are_of_the_clock_that_goes_on_in_sleep(database: Path) -> None:
     header, records, _ = read(database)
-    assert header["clock"] == "boottime"
+    assert header.clock == "boottime"
     assert min(record["ts_ns"] for record in records if record["type"] != "name") == BASE_NS + 1000
 
 
@@ -53,7 +53,7 @@ def test_numbers_are_what_their_tables_say(database: Path) -> None:
             "function": KERNEL, "dispatch": 1, "shared_bytes": 64, "private_bytes": 0, "tid": 500, "queue": 1,
         },
     }  # fmt: skip
-    assert header["gpus"] == [{"index": at, "name": "AMD Instinct MI350X"} for at in (0, 1)]
+    assert header.gpus == [{"index": at, "name": "AMD Instinct MI350X"} for at in (0, 1)]
 
 
 def test_a_correlation_number_counts_in_its_process(database: Path) -> None:

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all, record_of_warps, records_of
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.columns import NONE, SPECIAL
-from tracepipe.event.model import Problem, Record, new_header
+from tracepipe.event.model import Header, Problem, Record
 from tracepipe.event.warps import Warps
 from tracepipe.readers import READERS, recognise, recording, tracepipe1
 from tracepipe.readers.line_columns import NativeWarpLines
 from tracepipe.readers.recording import Rejoined, chunks_of_lines
 
-HEADER = orjson.dumps(new_header(clock="monotonic"))
+HEADER = orjson.dumps(Header(clock="monotonic").to_record())
 GOOD = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":1,"pid":1,"tid":1}'
 GOOD_AFTER = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":2,"pid":1,"tid":1}'
 FOOTER = b'{"type":"footer","counts":{"syscall":1},"losses":{}}'
@@ -270,8 +270,9 @@ def test_a_bad_record_about_the_capture_loses_itself_alone() -> None:
         "kernel": "6.18",
         "clock": "x",
     }
-    recording = tracepipe1.read(io.BytesIO(orjson.dumps(new_header() | header) + b"\n" + GOOD + b"\nbad\n"))
-    assert recording.header == new_header() | {"kernel": "6.18", "clock": "x"}
+    lines = orjson.dumps(Header().to_record() | header) + b"\n" + GOOD + b"\nbad\n"
+    recording = tracepipe1.read(io.BytesIO(lines))
+    assert recording.header.to_record() == Header().to_record() | {"kernel": "6.18", "clock": "x"}
     (batch,) = recording.batches
     assert [(p.line, p.field, p.skipped) for p in batch.problems] == [
         (1, "host", True),
@@ -283,7 +284,7 @@ def test_a_bad_record_about_the_capture_loses_itself_alone() -> None:
 
 
 def test_a_bad_header_alone_is_reported_too() -> None:
-    (batch,) = tracepipe1.read(io.BytesIO(orjson.dumps(new_header() | {"tool": []}))).batches
+    (batch,) = tracepipe1.read(io.BytesIO(orjson.dumps(Header().to_record() | {"tool": []}))).batches
     assert [p.at("run.jsonl") for p in batch.problems] == ["run.jsonl:1: tool: must be a string, not []"]
 
 

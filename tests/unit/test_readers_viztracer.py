@@ -26,16 +26,16 @@ def read(*events: dict[str, Any], **more: Any) -> tuple[Header, list[Record], li
 
 def test_times_are_those_of_clock_monotonic_which_the_base_relates_to_the_walls() -> None:
     header, (record,), problems = read(CALL, baseTimeNanoseconds=1_700_000_000_000_000_000)
-    assert (header["clock"], header["engine"]) == ("monotonic", "VizTracer 1.1.1")
+    assert (header.clock, header.engine) == ("monotonic", "VizTracer 1.1.1")
     first_ns = 58_500_000_000_000
-    assert header["start"] == {"monotonic_ns": first_ns, "realtime_ns": first_ns + 1_700_000_000_000_000_000}
+    assert header.start == {"monotonic_ns": first_ns, "realtime_ns": first_ns + 1_700_000_000_000_000_000}
     assert (record["ts_ns"], record["dur_ns"]) == (first_ns, 2500)
     assert problems == []
 
 
 def test_without_a_base_the_walls_clock_is_not_known() -> None:
     header, (record,), _ = read(CALL)
-    assert (header["clock"], "start" in header, record["ts_ns"]) == ("monotonic", False, 58_500_000_000_000)
+    assert (header.clock, bool(header.start), record["ts_ns"]) == ("monotonic", False, 58_500_000_000_000)
 
 
 @pytest.mark.parametrize("category", ["FEE", "fee", "INSTANT", "instant"])
@@ -52,7 +52,7 @@ def test_other_categories_are_kept_in_the_layer() -> None:
 def test_events_of_pytorch_in_front_are_on_the_same_clock() -> None:
     # With --log_torch they stand first, on VizTracer's clock.
     header, records, _ = read(OPERATOR, CALL, baseTimeNanoseconds=1_700_000_000_000_000_000)
-    assert header["clock"] == "monotonic"
+    assert header.clock == "monotonic"
     assert [(record["type"], record.get("layer"), record["ts_ns"]) for record in records] == [
         ("hook", "python", 58_500_000_000_000),
         ("annotation", None, 58_600_000_000_000),
@@ -74,7 +74,7 @@ def test_times_that_were_aligned_are_on_a_clock_of_their_own(ts: float, message:
     header, records, problems = read(
         CALL | {"ts": ts}, CALL | {"ts": 9}, baseTimeNanoseconds=10**18, **message
     )
-    assert (header["clock"], "start" in header) == ("trace", False)
+    assert (header.clock, bool(header.start)) == ("trace", False)
     ahead_ns = max(0, int(-ts * 1000))
     assert [record["ts_ns"] for record in records] == [int(ts * 1000) + ahead_ns, 9000 + ahead_ns]
     words = f"times begin {ahead_ns} ns before 0: this is added to all of them"
@@ -103,4 +103,4 @@ def test_members_that_are_not_viztracers_are_passed_over(message: Any) -> None:
     text = json.dumps({"viztracer_metadata": message, "traceEvents": [CALL]})
     recording = chrome.read(io.BytesIO(text.encode()))
     records, problems = read_all(recording)
-    assert (recording.header["clock"], len(records), problems) == ("monotonic", 1, [])
+    assert (recording.header.clock, len(records), problems) == ("monotonic", 1, [])

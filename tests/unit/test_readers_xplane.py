@@ -93,7 +93,7 @@ def test_both_ends_of_an_event_are_rounded() -> None:
 
 def test_times_count_from_the_start_of_the_profile() -> None:
     header, records, _ = read(space(host(event(1, 5000, 0), events=["f"]), TASK))
-    assert header["clock"] == "realtime"
+    assert header.clock == "realtime"
     assert [one["ts_ns"] for one in records if one["type"] != "name"] == [1_700_000_000_000_000_105]
 
 
@@ -101,7 +101,7 @@ def test_times_count_from_the_start_of_the_profile() -> None:
 def test_a_start_that_no_trace_can_hold_is_not_used(start_ns: int) -> None:
     task = plane("Task Environment", stats=["profile_start_time"], own=[unsigned_stat(1, start_ns)])
     header, records, problems = read(space(host(event(1, 5000, 0), events=["f"]), task))
-    assert header["clock"] == "trace"
+    assert header.clock == "trace"
     assert [one["ts_ns"] for one in records if one["type"] != "name"] == [105]
     assert [one.message for one in problems] == [
         "Task Environment: profile_start_time is not a time that a trace can have"
@@ -111,12 +111,12 @@ def test_a_start_that_no_trace_can_hold_is_not_used(start_ns: int) -> None:
 def test_times_that_are_absolute_are_those_of_the_wall() -> None:
     absolute = plane("/host:CPU", line(7, "t", 1_700_000_000_000_000_001, event(1, 0, 0)), events=["f"])
     header, records, _ = read(space(absolute, TASK))
-    assert header["clock"] == "realtime"
+    assert header.clock == "realtime"
     assert [one["ts_ns"] for one in records if one["type"] != "name"] == [1_700_000_000_000_000_001]
 
 
 def test_without_a_start_times_are_on_a_clock_of_their_own() -> None:
-    assert read(space(host(event(1, 0, 0), events=["f"])))[0]["clock"] == "trace"
+    assert read(space(host(event(1, 0, 0), events=["f"])))[0].clock == "trace"
 
 
 def test_the_states_of_a_host_thread_are_distinguished() -> None:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tracepipe.event import warps as event_warps
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.store.run import Run, load_run
 
 pytestmark = pytest.mark.usefixtures("core")
@@ -46,7 +46,7 @@ def test_batches_of_warps_are_added_at_once_as_each_alone(
     order: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.jsonl"
-    lines = [new_header(clock="monotonic"), *BATCHES[::order]]
+    lines = [Header(clock="monotonic").to_record(), *BATCHES[::order]]
     path.write_bytes(b"\n".join(map(orjson.dumps, lines)) + b"\n")
     alone, at_once = (loaded(path, most, monkeypatch) for most in (0, 1 << 10))
     assert at_once.warps.fetchall() == alone.warps.fetchall()

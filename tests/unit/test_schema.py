@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tracepipe.event.model import RECORDS, SCHEMA_VERSION, new_header
+from tracepipe.event.model import RECORDS, SCHEMA_VERSION, Header
 from tracepipe.event.schema import fields_of, json_schema, required_of
 
 FILE = Path(__file__).parents[2] / "schemas" / "event.schema.json"
@@ -37,7 +37,7 @@ def test_each_kind_of_record_is_described_with_all_its_fields() -> None:
 @pytest.mark.parametrize(
     ("line", "good"),
     [
-        (new_header(clock="monotonic"), True),
+        (Header(clock="monotonic").to_record(), True),
         ({"type": "header", "schema": "tracepipe/0"}, False),
         ({"type": "loss", "count": 3}, True),
         ({"type": "loss", "count": -3}, False),

@@ -20,7 +20,7 @@ from tracepipe.clocks import sm_clock
 from tracepipe.clocks import sm_clock as native
 from tracepipe.clocks.sm_clock import LIMIT, SmClocks, WarpReadings
 from tracepipe.event.checks import first_fault
-from tracepipe.event.model import COLUMN_LIMIT, Record, new_header
+from tracepipe.event.model import COLUMN_LIMIT, Header, Record
 from tracepipe.native import library as loaded
 
 BASE_NS = 1_795_261_916_236_035_584
@@ -251,7 +251,7 @@ def assert_as_read(batch: dict[str, Any]) -> None:
 
 def stamped(batch: dict[str, Any]) -> Record:
     """The record of a batch whose clock stands alone, as `Clocks` makes it."""
-    (placed,) = Stamping(new_header(clock="g", clocks=["g"])).stamp([batch])
+    (placed,) = Stamping(Header(clock="g", clocks=["g"])).stamp([batch])
     return placed
 
 
@@ -329,7 +329,7 @@ def test_a_recording_has_the_finer_times_and_the_readings() -> None:
     batch = gpu.run(2_000)
     readings = [batch["ts_ns"] + ns for ns in batch["entry_ns"]]
     pair = {"type": "clock", "clock": "g", "source_ns": BASE_NS, "host_lo_ns": 1_000, "host_hi_ns": 1_000}
-    stamping = Stamping(new_header(clock="monotonic", clocks=["monotonic", "g"]), [pair])
+    stamping = Stamping(Header(clock="monotonic", clocks=["monotonic", "g"]), [pair])
     (record,) = stamping.stamp([batch | {"clock": "g"}])
     assert record["source_ns"] == readings
     assert min(record["entry_ns"]) == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.layout import LayoutOptions, warps
 from tracepipe.layout.draw import Layout
 
@@ -89,7 +89,7 @@ def test_what_is_drawn_does_not_depend_on_what_is_drawn_as_one(
             patch.setattr(warps, "SMALL_MAX", small_max)
             patch.setattr(warps, "AT_ONCE_MAX", at_once_max)
             tables = new_tables()
-            layout = Layout(new_header(), tables, LayoutOptions(mode, exits))
+            layout = Layout(Header(), tables, LayoutOptions(mode, exits))
             parts = [layout.place(trace_batch([dict(one) for one in records], tables)), *layout.finish()]
             return shown(parts), layout.outcomes, layout.end_ns
 

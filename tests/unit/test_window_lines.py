@@ -14,7 +14,7 @@ from tests.support.cores import new_tables
 from tests.support.recordings import loader
 from tests.support.timeline_text import shown
 from tests.unit.test_capture_record import HEADER, NUMBER, PROBES, VALUES, raw
-from tracepipe.event.model import new_header
+from tracepipe.event.model import Header
 from tracepipe.layout.draw import Layout
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import window_record, windows_in
@@ -135,7 +135,7 @@ TURNS = [
 @pytest.mark.usefixtures("core")
 def test_windows_are_slices_on_the_track_of_the_capture() -> None:
     tables = new_tables()
-    layout = Layout(new_header(), tables)
+    layout = Layout(Header(), tables)
     event = {"ts_ns": 400, "type": "syscall", "name": "read", "phase": "I", "pid": 4, "tid": 5}
     drawn = [layout.place(trace_batch([*TURNS, event], tables)), *layout.finish()]
     lines = shown(drawn)
@@ -148,7 +148,7 @@ def test_windows_are_slices_on_the_track_of_the_capture() -> None:
 
 def test_a_window_with_a_name_is_called_by_it() -> None:
     tables = new_tables()
-    layout = Layout(new_header(), tables)
+    layout = Layout(Header(), tables)
     turns = [turn | {"name": "epoch 3"} for turn in TURNS[:2]]
     lines = shown([layout.place(trace_batch(turns, tables)), *layout.finish()])
     assert lines[lines.index("capture") + 1] == (

@@ -241,7 +241,7 @@ def _gpus(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s, gpus: Int64s) 
     """The GPUs of events. Of one that does not name it, it is the only one of the machine, or the one that
     the thread chose.
     """
-    known = (run.facts.footer or {}).get("gpus") or run.facts.header.get("gpus") or []
+    known = run.facts.footer.gpus or run.facts.header.gpus
     if len(known) == 1 and isinstance(known[0].get("index"), int):
         return _optional(np.where(gpus == NONE, known[0]["index"], gpus))
     calls = run.layer("userspace")
@@ -429,7 +429,7 @@ def ends_of(run: Run) -> Int64s:
     dead = [number for number in ends if run.args.args(number).get("prev_state") == "dead"]
     gone: Any = np.flatnonzero(exits & run.used_shapes("syscall"))
     gone = np.append(gone, switches.shape[is_main & np.isin(switches.end_args, dead)])
-    why = str((run.facts.footer or {}).get("ended_by", ""))
+    why = run.facts.footer.ended_by
     if why.startswith(("exit", "signal")):
         of_calls = np.flatnonzero(run.used_shapes("userspace") | run.used_shapes("memory"))
         pids = shapes.column("pid", of_calls)

@@ -61,7 +61,7 @@ def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[
     tables, left_out = [], 0
     found = [_between_launches(run, launches, top)]
     notes = list(_notes(run))
-    if not any(run.facts.header.get("options", {}).get(name) for name in _LEAVING_OUT):
+    if not any(run.facts.header.options.get(name) for name in _LEAVING_OUT):
         idle, unsure = _surely_idle(run, launches)
         notes += unsure
         lengths_ns = idle.end_ns - idle.start_ns
@@ -255,7 +255,7 @@ def _process(run: Run, pid: int) -> str:
 
 
 def _notes(run: Run) -> Iterator[str]:
-    options = run.facts.header.get("options", {})
+    options = run.facts.header.options
     if left_out := ", ".join(name for name in _LEAVING_OUT if options.get(name)):
         yield f"calls were left out ({left_out}): it is not known when the GPU surely had no work"
     if lost := run.facts.losses["userspace"] + run.facts.losses["unknown layer"]:

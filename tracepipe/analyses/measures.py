@@ -106,7 +106,7 @@ class Gathering:
 
 def is_recorded(facts: Facts, layer: str) -> bool:
     """Whether a recording has events of a layer, or states in its header that it recorded the layer."""
-    got = facts.header.get("layers", {}).get("got", [])
+    got = facts.header.layers.got
     names = (LAYER_OF[layer], "gpu_thread") if layer in EXITS else (LAYER_OF[layer],)
     return any(facts.counts[name] or name in got for name in names)
 

@@ -243,7 +243,6 @@ def watch_recording(view: Callable[[RecordedTotals, str], AbstractContextManager
     """Read the recording on standard input while it grows, in a view of its totals and its title, and return
     what the user should know of it. Ctrl-C ends it.
     """
-    from tracepipe.event.model import MONOTONIC
     from tracepipe.recording.open import open_recording
     from tracepipe.recording.reading import Reading
     from tracepipe.tracer.live.recorded import RecordedTotals
@@ -252,9 +251,8 @@ def watch_recording(view: Callable[[RecordedTotals, str], AbstractContextManager
         header = opened.recording.header
         totals = RecordedTotals(header)
         reading = Reading(opened, STANDARD)
-        with view(totals, " ".join(header.get("command", ())) or opened.source), suppress(KeyboardInterrupt):
+        with view(totals, " ".join(header.command) or opened.source), suppress(KeyboardInterrupt):
             for batch in reading.source():
                 totals.add(batch, opened.recording.tables)
-            end: Any = (reading.footer or {}).get("end", {})
-            totals.finish(end.get(f"{header.get('clock', MONOTONIC)}_ns"))
+            totals.finish(reading.footer.end_ns(header.default_clock))
     return list(reading.finish().remarks({}))

@@ -102,8 +102,7 @@ class Source:
 
     def at(self, clock: str) -> int | None:
         """The reading of a host clock at the begin of the recording, ns."""
-        shown = self.header.get("start", {}).get(f"{clock}_ns")
-        return shown if isinstance(shown, int) else None
+        return self.header.start_ns(clock)
 
     def ahead_ns(self, clock: str, of: str) -> int | None:
         """The lead of one host clock over another in this recording; None where that is not known."""
@@ -152,14 +151,13 @@ class Anchor:
 
 def is_one_host(one: Source, other: Source) -> bool | None:
     """Whether two recordings are of the same boot of one machine; None where they do not state it."""
-    boots = one.header.get("boot"), other.header.get("boot")
-    if None not in boots:
-        return boots[0] == boots[1]
+    if one.header.boot and other.header.boot:
+        return one.header.boot == other.header.boot
     booted = one.booted_ns, other.booted_ns
     if booted[0] is not None and booted[1] is not None and abs(booted[0] - booted[1]) > _ONE_BOOT_NS:
         return False
-    hosts = one.header.get("host"), other.header.get("host")
-    return None if None in hosts else hosts[0] == hosts[1]
+    hosts = one.header.host, other.header.host
+    return hosts[0] == hosts[1] if all(hosts) else None
 
 
 def reference(sources: Sequence[Source]) -> int:
@@ -309,7 +307,7 @@ def _of_one_host(source: Source, base: Source) -> Anchor | None:
 def _apart_ns(source: Source, base: Source) -> int:
     """The distance of the boot times of two recordings of one host: a tool may name the wrong clock."""
     booted = source.booted_ns, base.booted_ns
-    if "boot" in source.header and "boot" in base.header:
+    if source.header.boot and base.header.boot:
         return 0
     return abs(booted[0] - booted[1]) if booted[0] is not None and booted[1] is not None else 0
 

@@ -76,10 +76,10 @@ class Clocks:
     def __init__(
         self, header: Header, pairs: Iterable[Record] = (), assumed: Mapping[str, int | str] | None = None
     ) -> None:
-        self.default = header.get("clock", MONOTONIC)
-        declared = header.get("clocks", [self.default])
+        self.default = header.default_clock
+        declared = header.declared_clocks
         self.trace_clock = declared[0] if len(declared) == 1 else MONOTONIC
-        self.start = header.get("start", {})
+        self.start = header.start
         self._maps: dict[str, ClockMap] = {self.trace_clock: offset_map(self.trace_clock, "same", 0, 0)}
         self._placed: dict[str, int] = {}
         self._warp_times = WarpTimes()

@@ -11,13 +11,14 @@ that the rest of a line repeats and is parsed once.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, BinaryIO, Final
 
 import orjson
 
 from tracepipe.converters.writer import TraceInfo, without_form
 from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, unsigned
-from tracepipe.event.model import FLOW_PHASES, TIME_LIMIT_NS, Record, new_header
+from tracepipe.event.model import FLOW_PHASES, TIME_LIMIT_NS, Footer, Header, Record
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.shape import Shape
 from tracepipe.event.stacks import Stacks
@@ -38,7 +39,7 @@ class EventFileWriter:
         self.counts: Counter[str] = Counter()
         """The number of events by layer. A warp counts as one."""
         self.losses: Counter[str] = Counter()
-        self.footer: Record = {}
+        self.footer = Footer()
         """The fields of the footer in addition to its counts."""
         self._unwritten: Counter[str] = Counter()
         self._heads: list[bytes | None] = []
@@ -46,7 +47,7 @@ class EventFileWriter:
         self._stacks: dict[int, int] = {}
         self._lines: list[bytes] = []
         self._waiting_bytes = 0
-        self.record({**new_header(), **(info.header or {"clock": info.trace_clock})})
+        self.record({**Header().to_record(), **(info.header or Header(clock=info.trace_clock)).to_record()})
 
     def record(self, record: object) -> None:
         """Write a record that is given as a dict."""
@@ -99,7 +100,7 @@ class EventFileWriter:
             return
         kind = other["type"]
         if kind == "footer":
-            self.footer = {name: value for name, value in other.items() if name not in ("counts", "losses")}
+            self.footer = Footer.from_record(other)
         elif kind == "loss":
             count_loss(self.losses, other)
         if kind not in _OWN:
@@ -132,7 +133,8 @@ class EventFileWriter:
 
     def finish(self) -> None:
         """Write the lines that are left, and the footer."""
-        self.record({"type": "footer", "counts": self.counts, "losses": self.losses} | self.footer)
+        footer = replace(self.footer, counts=self.counts, losses=self.losses)
+        self.record(Footer().to_record() | footer.to_record())
         self._flush()
 
     def remarks(self) -> list[str]:

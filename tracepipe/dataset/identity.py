@@ -36,8 +36,8 @@ def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Ident
 
     If the recording does not name the host, the folder is taken for it, as in `HOST/RANK.jsonl`.
     """
-    rank = header.get("rank")
-    if rank is None and (launcher := launcher_in(header.get("command", []))):
+    rank = header.rank
+    if rank is None and (launcher := launcher_in(header.command)):
         # A number in its name is that of a host, or of an attempt.
         raise InputError(
             f"has all ranks that {launcher} started, and does not state which is which",
@@ -49,12 +49,12 @@ def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Ident
     if rank is None:
         hint = "Name it after its rank: 3.jsonl, rank3.json, HOST-3.jsonl."
         raise InputError("does not say which rank it is of", hint, path=path)
-    host = (header.get("host") or _folder_of(path, root) or UNKNOWN_HOST)[:_HOST_MAX]
+    host = (header.host or _folder_of(path, root) or UNKNOWN_HOST)[:_HOST_MAX]
     # Nothing says that two recordings of unknown hosts were made on one, nor of two boots.
     of_host = host if host != UNKNOWN_HOST else f"{host}, rank {rank}"
-    boot = header.get("boot", "")
+    boot = header.boot
     counts_from_boot = f" since boot {boot}" if boot and trace_clock != "realtime" else ""
-    return Identity(host, rank, header.get("world_size"), f"{of_host}: {trace_clock}{counts_from_boot}")
+    return Identity(host, rank, header.world_size, f"{of_host}: {trace_clock}{counts_from_boot}")
 
 
 def _rank_in(name: str) -> int | None:

@@ -86,8 +86,8 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
             _write(made / f"{name}.parquet", columns, schema)
     facts, lost = run.facts, sum(run.facts.losses.values())
     count, kernels = len(found.columns["start_ns"]), len(run.layer("gpu_kernel"))
-    _, ahead_ns = _realtime(facts.header.get("start"), facts.trace_clock)
-    last_at_ns, last_ahead_ns = _realtime((facts.footer or {}).get("end"), facts.trace_clock)
+    _, ahead_ns = _realtime(facts.header.start, facts.trace_clock)
+    last_at_ns, last_ahead_ns = _realtime(facts.footer.end, facts.trace_clock)
     row = {
         "world_size": identity.world_size, "clock": identity.clock, "source": source.path,
         "source_format": facts.source, "source_bytes": source.size_bytes,

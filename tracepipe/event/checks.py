@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any, get_args, get_origin, is_typeddict
+from typing import Any, get_args, get_origin
 
 from tracepipe.event.model import (
     MONOTONIC,
@@ -16,7 +16,7 @@ from tracepipe.event.model import (
     Problem,
     Record,
 )
-from tracepipe.event.schema import fields_of, required_of
+from tracepipe.event.schema import fields_of, is_record, required_of
 from tracepipe.units import agree, counted
 
 Fault = tuple[str, str]
@@ -37,7 +37,7 @@ def shown(value: object) -> str:
 
 
 def _check_of(hint: Any, doc: Doc) -> Check:
-    if is_typeddict(hint):
+    if is_record(hint):
         record = _check_record(hint)
 
         def nested(value: Any) -> Fault | None:

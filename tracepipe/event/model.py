@@ -2,14 +2,14 @@
 
 One JSON object a line. The first line is a `Header`, the last a `Footer` (a file without one is a capture
 that was cut off, and is still read); between them events, warp batches, clock pairs and losses, distinguished
-by `type`. Records are plain dicts, as a parser gives them: these classes state their fields, and
-`schemas/event.schema.json` and the checks in `checks.py` are generated from them.
+by `type`. Header and footer become objects; the other records are plain dicts, as a parser gives them. The
+classes state their fields, and `schemas/event.schema.json` and the checks in `checks.py` are made from them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, NewType, TypedDict, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, NewType, TypedDict, TypeVar
 
 from tracepipe.launchers import RANK_MAX
 
@@ -60,6 +60,10 @@ class Doc:
     length: int | None = None
 
 
+Record = dict[str, Any]
+"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord`, `NameRecord`,
+`StallRecord`, `InstructionStallRecord` or that of a `Footer`, distinguished by `type`.
+"""
 Column = list[int]
 # Perfetto's times are signed 64-bit; half of that leaves room for a start plus a duration (146 years).
 TIME_LIMIT_NS: Final = (1 << 62) - 1
@@ -95,43 +99,111 @@ class HostInstant(TypedDict, total=False):
     realtime_ns: Annotated[int, Doc("CLOCK_REALTIME, since the epoch", 0, TIME_LIMIT_NS)]
 
 
-class Layers(TypedDict, total=False):
+_Object = TypeVar("_Object", bound="JsonObject")
+_ABSENT: Final[tuple[object, ...]] = (None, "", [], {})
+
+
+@dataclass(slots=True, kw_only=True)
+class JsonObject:
+    """A JSON object with typed fields, of which absent ones are empty or None."""
+
+    as_read: Record = field(default_factory=dict, repr=False)
+    """The object in the file, with the fields of newer versions. Empty if it was not read from a file."""
+
+    REQUIRED: ClassVar[frozenset[str]] = frozenset()
+    """Fields that every record has."""
+
+    @classmethod
+    def from_record(cls: type[_Object], record: Record) -> _Object:
+        """The object that a record states, which the checks of `checks.py` accept."""
+        known = {name: record[name] for name in cls.__annotations__ if name in record}
+        if "layers" in known:
+            known["layers"] = Layers.from_record(known["layers"])
+        return cls(as_read=record, **known)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a file has it."""
+        return bool(self.as_read)
+
+    def to_record(self) -> Record:
+        """The record of the object: that in the file, with the fields that were set since."""
+        record = dict(self.as_read)
+        for name in type(self).__annotations__:
+            value = getattr(self, name)
+            value = value.to_record() if isinstance(value, JsonObject) else value
+            if value not in _ABSENT or name in record or name in self.REQUIRED:
+                record[name] = value
+        return record
+
+
+def _reading_ns(instant: HostInstant, clock: str) -> int | None:
+    reading = instant.get(f"{clock}_ns")
+    return reading if isinstance(reading, int) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Layers(JsonObject):
     """Which layers a capture was asked for and which it got."""
 
-    asked: Annotated[list[str], Doc("layers asked for")]
-    got: Annotated[list[str], Doc("layers that were recorded")]
-    missing: Annotated[dict[str, Any], Doc("layer → why it was not recorded")]
+    asked: Annotated[list[str], Doc("layers asked for")] = field(default_factory=list)
+    got: Annotated[list[str], Doc("layers that were recorded")] = field(default_factory=list)
+    missing: Annotated[dict[str, Any], Doc("layer → why it was not recorded")] = field(default_factory=dict)
 
 
-class _HeaderRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("header",))]
-    schema: Annotated[str, Doc("version of this format", enum=(SCHEMA_VERSION,))]
-
-
-class Header(_HeaderRequired, total=False):
+@dataclass(slots=True, kw_only=True)
+class Header(JsonObject):
     """First line of a file: where, when and how it was recorded."""
 
-    tool: Annotated[str, Doc("program and version that wrote the file")]
-    host: Annotated[str, Doc("host name")]
+    type: Annotated[str, Doc("record type", enum=("header",))] = "header"
+    schema: Annotated[str, Doc("version of this format", enum=(SCHEMA_VERSION,))] = SCHEMA_VERSION
+    tool: Annotated[str, Doc("program and version that wrote the file")] = ""
+    host: Annotated[str, Doc("host name")] = ""
     boot: Annotated[
         str, Doc("id of the host's boot: the same in files whose clocks count from the same boot")
-    ]
-    kernel: Annotated[str, Doc("kernel release")]
-    machine: Annotated[str, Doc("processor architecture")]
-    command: Annotated[list[str], Doc("command that was traced")]
-    rank: Annotated[int, Doc("rank of its process in a job of several", 0, RANK_MAX)]
-    world_size: Annotated[int, Doc("ranks that the job has", 1, RANK_MAX + 1)]
-    engine: Annotated[str, Doc("capture engine, with version")]
-    clock: Annotated[str, Doc("clock of every ts_ns that names none; monotonic if absent")]
-    clocks: Annotated[list[str], Doc("every clock that a ts_ns of this file is on")]
-    start: Annotated[HostInstant, Doc("start of the capture on each host clock")]
-    clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
-    layers: Annotated[Layers, Doc("layers asked for and got")]
-    options: Annotated[dict[str, Any], Doc("the capture's options that differ from the defaults")]
+    ] = ""
+    kernel: Annotated[str, Doc("kernel release")] = ""
+    machine: Annotated[str, Doc("processor architecture")] = ""
+    command: Annotated[list[str], Doc("command that was traced")] = field(default_factory=list)
+    rank: Annotated[int | None, Doc("rank of its process in a job of several", 0, RANK_MAX)] = None
+    world_size: Annotated[int | None, Doc("ranks that the job has", 1, RANK_MAX + 1)] = None
+    engine: Annotated[str, Doc("capture engine, with version")] = ""
+    clock: Annotated[str, Doc("clock of every ts_ns that names none; monotonic if absent")] = ""
+    clocks: Annotated[list[str], Doc("every clock that a ts_ns of this file is on")] = field(
+        default_factory=list
+    )
+    start: Annotated[HostInstant, Doc("start of the capture on each host clock")] = field(
+        default_factory=HostInstant
+    )
+    clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")] = field(
+        default_factory=list
+    )
+    layers: Annotated[Layers, Doc("layers asked for and got")] = field(default_factory=Layers)
+    options: Annotated[dict[str, Any], Doc("the capture's options that differ from the defaults")] = field(
+        default_factory=dict
+    )
     gpus: Annotated[
         list[dict[str, Any]], Doc("the host's GPUs: index, name, uuid, sm_count, limits of an SM")
-    ]
-    counters: Annotated[list[dict[str, Any]], Doc("counters: gpu, name, unit, metric, interval_ns, max")]
+    ] = field(default_factory=list)
+    counters: Annotated[list[dict[str, Any]], Doc("counters: gpu, name, unit, metric, interval_ns, max")] = (
+        field(default_factory=list)
+    )
+
+    REQUIRED = frozenset({"type", "schema"})
+
+    @property
+    def default_clock(self) -> str:
+        """The clock of times that name none."""
+        return self.clock or MONOTONIC
+
+    @property
+    def declared_clocks(self) -> list[str]:
+        """The clocks that times are on."""
+        return self.clocks or [self.default_clock]
+
+    def start_ns(self, clock: str) -> int | None:
+        """The reading of a host clock at the start; None where it is not known."""
+        return _reading_ns(self.start, clock)
 
 
 class _EventRequired(TypedDict):
@@ -333,26 +405,34 @@ class WindowRecord(_WindowRequired, total=False):
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
 
 
-class _FooterRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("footer",))]
-    counts: Annotated[dict[str, int], Doc("layer → events in this file; a warp counts one", 0, COUNT_LIMIT)]
-    losses: Annotated[dict[str, int], Doc("layer → events lost", 0, COUNT_LIMIT)]
-
-
-class Footer(_FooterRequired, total=False):
+@dataclass(slots=True, kw_only=True)
+class Footer(JsonObject):
     """Last line of a file: how many events it has and how many were lost."""
 
-    end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
-    ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")]
+    type: Annotated[str, Doc("record type", enum=("footer",))] = "footer"
+    counts: Annotated[
+        dict[str, int], Doc("layer → events in this file; a warp counts one", 0, COUNT_LIMIT)
+    ] = field(default_factory=dict)
+    losses: Annotated[dict[str, int], Doc("layer → events lost", 0, COUNT_LIMIT)] = field(
+        default_factory=dict
+    )
+    end: Annotated[HostInstant, Doc("end of the capture on each host clock")] = field(
+        default_factory=HostInstant
+    )
+    ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")] = ""
     gpus: Annotated[
         list[dict[str, Any]], Doc("the GPUs that had events: index, name, uuid, sm_count, limits of an SM")
-    ]
+    ] = field(default_factory=list)
     sampling: Annotated[
         list[dict[str, Any]],
         Doc("the processes that sampled counters: gpu, cpu_ns of processor time in elapsed_ns"),
-    ]
-    cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")]
-    filtered: Annotated[dict[str, int], Doc("layer → events that a filter left out", 0, COUNT_LIMIT)]
+    ] = field(default_factory=list)
+    cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")] = (
+        field(default_factory=dict)
+    )
+    filtered: Annotated[dict[str, int], Doc("layer → events that a filter left out", 0, COUNT_LIMIT)] = field(
+        default_factory=dict
+    )
     evicted: Annotated[
         dict[str, int],
         Doc(
@@ -360,7 +440,13 @@ class Footer(_FooterRequired, total=False):
             minimum=0,
             maximum=COUNT_LIMIT,
         ),
-    ]
+    ] = field(default_factory=dict)
+
+    REQUIRED = frozenset({"type", "counts", "losses"})
+
+    def end_ns(self, clock: str) -> int | None:
+        """The reading of a host clock at the end; None where it is not known."""
+        return _reading_ns(self.end, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,17 +466,6 @@ class Problem:
         """`run.jsonl:17: field: message`."""
         place = f"{path}:{self.line}" if self.line else path
         return ": ".join(part for part in (place, self.field, self.message) if part)
-
-
-Record = dict[str, Any]
-"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord`, `NameRecord`,
-`StallRecord`, `InstructionStallRecord` or `Footer`, distinguished by `type`.
-"""
-
-
-def new_header(**fields: object) -> Header:
-    """A header of this version with `fields`."""
-    return cast(Header, {"type": "header", "schema": SCHEMA_VERSION, **fields})
 
 
 class _SamplesRequired(TypedDict):

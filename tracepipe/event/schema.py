@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import is_dataclass
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints, is_typeddict
 
-from tracepipe.event.model import LAYERS, RECORDS, SCHEMA_VERSION, Doc, Event
+from tracepipe.event.model import LAYERS, RECORDS, SCHEMA_VERSION, Doc, Event, JsonObject
 
 _SCALARS: dict[object, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -21,19 +22,25 @@ def fields_of(record: type) -> dict[str, tuple[Any, Doc]]:
     for name, hint in get_type_hints(record, include_extras=True).items():
         if get_origin(hint) is Annotated:
             bare, doc = get_args(hint)[:2]
-            out[name] = (bare, doc)
-        else:
-            out[name] = (hint, Doc(""))
+            # A field that may be None is absent then.
+            out[name] = (get_args(bare)[0] if type(None) in get_args(bare) else bare, doc)
     return out
+
+
+def is_record(hint: object) -> bool:
+    """Whether a type has fields of its own."""
+    return is_typeddict(hint) or is_dataclass(hint)
 
 
 def required_of(record: type) -> frozenset[str]:
     """Names of the fields without which a record is invalid."""
+    if issubclass(record, JsonObject):
+        return record.REQUIRED
     return cast("frozenset[str]", record.__required_keys__)  # type: ignore[attr-defined]
 
 
 def _of_type(hint: object, doc: Doc) -> dict[str, Any]:
-    if is_typeddict(hint):
+    if is_record(hint):
         return _of_record(cast(type, hint))
     if hint in _SCALARS:
         out = dict(_SCALARS[hint])

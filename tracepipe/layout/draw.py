@@ -66,7 +66,7 @@ class Layout:
         summaries: bool = False,
     ) -> None:
         options = options or LayoutOptions()
-        if {"gpu_warp", "gpu_thread"} <= set(header.get("layers", {}).get("got", ())):
+        if {"gpu_warp", "gpu_thread"} <= set(header.layers.got):
             # The capture was asked for exits of single threads, which are on the tracks of their warps.
             options = replace(options, thread_exits=True)
         self.end_ns = self._dealt_ns = 0

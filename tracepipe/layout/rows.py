@@ -70,12 +70,8 @@ class Rows:
         self._launch_ranks: dict[int, dict[tuple[str, int | None], int]] = {}
         self._streams: dict[tuple[int, int], int] = {}
         self._ranges: dict[tuple[object, ...], int] = {}
-        self._about_gpus = {
-            gpu["index"]: gpu for gpu in header.get("gpus", []) if isinstance(gpu.get("index"), int)
-        }
-        self._about_counters = {
-            (str(one.get("gpu")), str(one.get("name"))): one for one in header.get("counters", [])
-        }
+        self._about_gpus = {gpu["index"]: gpu for gpu in header.gpus if isinstance(gpu.get("index"), int)}
+        self._about_counters = {(str(one.get("gpu")), str(one.get("name"))): one for one in header.counters}
         self._origins = origins
         self._of_tracks: dict[int, int] = {}
         self._numbers: dict[int, Any] = {}

@@ -60,7 +60,7 @@ class Tree:
 
     def __init__(self, header: Header, origins: Origins | None = None) -> None:
         self._declared: list[Track] = []
-        self._command = PurePath(header["command"][0]).name if header.get("command") else ""
+        self._command = PurePath(header.command[0]).name if header.command else ""
         self._origins = origins or Origins()
         self._tracks: dict[_Key, Track] = {}
         self._count = 0

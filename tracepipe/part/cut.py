@@ -8,7 +8,7 @@ The rows are written as they are in the recording, and readers see them in the s
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -17,7 +17,7 @@ from tracepipe.converters.event_file import EventFileWriter
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch
-from tracepipe.event.model import TIME_LIMIT_NS, Header, HostInstant, Record
+from tracepipe.event.model import TIME_LIMIT_NS, Footer, Header, HostInstant, Record
 from tracepipe.event.warps import PlacedWarps, Warps
 from tracepipe.part.choice import THREADS_MAX, Choice, Chosen, Thread
 from tracepipe.part.stretch import Moment, Stretch
@@ -55,7 +55,7 @@ class Cut:
         with no_collector(), opened_again(self._path) as self._file:
             chosen, stretch, info, account, footer = self._choose(progress)
             writer = EventFileWriter(out, info)
-            writer.footer = {key: footer[key] for key in _OF_FOOTER if key in footer}
+            writer.footer = Footer(end=footer.end, gpus=footer.gpus)
             with self._open() as opened:
                 reading = Reading(opened, self._path, progress=progress)
                 _Writing(writer, opened, chosen).write(reading, stretch)
@@ -69,7 +69,7 @@ class Cut:
     def _open(self) -> AbstractContextManager[OpenRecording]:
         return self._options.open(self._file, self._path)
 
-    def _choose(self, progress: Progress | None) -> tuple[Chosen, Stretch, TraceInfo, Account, Record]:
+    def _choose(self, progress: Progress | None) -> tuple[Chosen, Stretch, TraceInfo, Account, Footer]:
         """Choose the rows of the part, and make its header and footer."""
         with self._open() as opened:
             start, end = self._options.start, self._options.end
@@ -84,13 +84,13 @@ class Cut:
             reading = Reading(opened, self._path, strict=self._options.strict, progress=progress)
             chosen = _chosen(opened, reading, stretch)
             info = TraceInfo(opened.clocks.trace_clock, header=_header(opened, stretch))
-            return chosen, stretch, info, reading.finish(), reading.footer or {}
+            return chosen, stretch, info, reading.finish(), reading.footer
 
     def _start_ns(self, opened: OpenRecording) -> int:
         """The start of the recording, as in reports: that of its header, else its first event."""
-        here = opened.recording.header.get("start", {}).get(f"{opened.clocks.trace_clock}_ns")
-        if isinstance(here, int):
-            return here
+        here_ns = opened.recording.header.start_ns(opened.clocks.trace_clock)
+        if here_ns is not None:
+            return here_ns
         with self._open() as again:
             firsts = (_first_ns(batch) for batch, _ in Reading(again, self._path).placed())
             first_ns = min(firsts, default=TIME_LIMIT_NS)
@@ -123,15 +123,13 @@ def _chosen(opened: OpenRecording, reading: Reading, stretch: Stretch) -> Chosen
 
 def _header(opened: OpenRecording, stretch: Stretch) -> Header:
     """The header of the part: that of the recording, with the start of the window if that is later."""
-    header, trace_clock = dict(opened.recording.header), opened.clocks.trace_clock
-    start = cast("dict[str, Any]", header.get("start", {}))
-    here = start.get(f"{trace_clock}_ns")
-    if isinstance(here, int) and stretch.start_ns > here:
-        after_ns = stretch.start_ns - here
-        header["start"] = {
-            name: ns + after_ns if name in HostInstant.__annotations__ else ns for name, ns in start.items()
-        }
-    return cast("Header", header)
+    header = opened.recording.header
+    start, here_ns = cast("dict[str, Any]", header.start), header.start_ns(opened.clocks.trace_clock)
+    if here_ns is None or stretch.start_ns <= here_ns:
+        return header
+    after_ns = stretch.start_ns - here_ns
+    later = {name: ns + after_ns if name in HostInstant.__annotations__ else ns for name, ns in start.items()}
+    return replace(header, start=cast("HostInstant", later))
 
 
 class _Writing:

@@ -264,8 +264,8 @@ def _start_of(head: bytes) -> HostInstant | None:
 def read(stream: BinaryIO) -> Recording:
     """The recording in such a stream. The header has `start` where launchlate read the host's clocks."""
     head = stream.read(HEAD_BYTES)
-    about = {"start": start} if (start := _start_of(head)) else {}
-    return ToolLines(calibrated=bool(start)).recording(CLOCK, stream, head, **about)
+    start = _start_of(head)
+    return ToolLines(calibrated=bool(start)).recording(CLOCK, stream, head, start=start)
 
 
 _OWN_LINES = (

@@ -35,7 +35,6 @@ from tracepipe.event.model import (
     Header,
     Problem,
     Record,
-    new_header,
 )
 from tracepipe.launchers import RANK_MAX
 from tracepipe.readers.chrome_events import ChromeEvents, Kinds, ProtonKinds, chrome_events, ns_of_text
@@ -147,30 +146,28 @@ class _Members:
     def header(self, events: ChromeEvents, clock: str) -> Header:
         """The header of the recording."""
         members = self._members
-        fields: dict[str, Any] = {"clock": clock, "clocks": [clock]}
+        header = Header(clock=clock, clocks=[clock])
+        header.rank, header.world_size = self._place.get("rank"), self._place.get("world_size")
         first_ns, base_ns = events.first_ns, self._base_ns
         if clock == MONOTONIC and base_ns and first_ns + base_ns < TIME_LIMIT_NS:
-            fields["start"] = {"monotonic_ns": first_ns, "realtime_ns": first_ns + base_ns}
+            header.start = {"monotonic_ns": first_ns, "realtime_ns": first_ns + base_ns}
         if type(members.get("host_name")) is str:
-            fields["host"] = members["host_name"]
+            header.host = members["host_name"]
         gpus = members.get("deviceProperties")
         if type(gpus) is list and gpus:
-            fields["gpus"] = [
+            header.gpus = [
                 _gpu(gpu)
                 for gpu in gpus
                 if type(gpu) is dict and type(gpu.get("id")) is int and 0 <= gpu["id"] <= ID_LIMIT
             ]
-        fields |= self._place
-        options = {key: members[key] for key in _SHOWN if type(members.get(key)) in (str, int)}
+        header.options = {key: members[key] for key in _SHOWN if type(members.get(key)) in (str, int)}
         if "backend" in (info := self._member("distributedInfo")):
-            options["backend"] = info["backend"]
-        if options:
-            fields["options"] = options
+            header.options["backend"] = info["backend"]
         if self.is_viztracer:
-            fields["engine"] = f"VizTracer {self._member(VIZTRACER).get('version', '')}".rstrip()
+            header.engine = f"VizTracer {self._member(VIZTRACER).get('version', '')}".rstrip()
         elif self.is_kineto or self.is_proton:
-            fields["engine"] = "PyTorch's profiler (Kineto)" if self.is_kineto else "Triton Proton"
-        return new_header(**fields)
+            header.engine = "PyTorch's profiler (Kineto)" if self.is_kineto else "Triton Proton"
+        return header
 
 
 def _gpu(stated: dict[str, Any]) -> dict[str, Any]:

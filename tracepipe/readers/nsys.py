@@ -35,7 +35,6 @@ from tracepipe.event.model import (
     HostInstant,
     Problem,
     Record,
-    new_header,
 )
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
@@ -599,26 +598,19 @@ class _Export:
 
     def _header(self) -> Header:
         clock, start = self._clock()
-        header = new_header(engine="Nsight Systems", clock=clock, clocks=[clock])
+        header = Header(engine="Nsight Systems", clock=clock, clocks=[clock], start=start)
         export = self._names.settings("META_DATA_EXPORT")
         if version := export.get("EXPORT_PRODUCT_VERSION"):
-            header["tool"] = f"Nsight Systems {version}"
-        if start:
-            header["start"] = start
+            header.tool = f"Nsight Systems {version}"
         system = self._names.settings("TARGET_INFO_SYSTEM_ENV")
-        for key, name in (
-            ("host", "Hostname"),
-            ("kernel", "SoftwareReleaseVersion"),
-            ("machine", "CpuArchitecture"),
-        ):
-            if name in system:
-                header[key] = system[name]  # type: ignore[literal-required]
+        header.host = system.get("Hostname", "")
+        header.kernel = system.get("SoftwareReleaseVersion", "")
+        header.machine = system.get("CpuArchitecture", "")
         if "PROCESS_0:COMMAND" in self._capture:
             given = (self._capture.get(f"PROCESS_0:ARGUMENT_{at}") for at in range(len(self._capture)))
             arguments = [one for one in given if one is not None]
-            header["command"] = [self._capture["PROCESS_0:COMMAND"], *arguments]
-        if gpus := self._gpus():
-            header["gpus"] = gpus
+            header.command = [self._capture["PROCESS_0:COMMAND"], *arguments]
+        header.gpus = self._gpus()
         return header
 
     def _clock(self) -> tuple[str, HostInstant]:

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.event.columns import SourceBatch, no_events
-from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
+from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Header, HostInstant, Problem, Record
 from tracepipe.event.tables import packed
 from tracepipe.readers.perfetto_events import Ordered, TrackEvents
 from tracepipe.readers.perfetto_gpu import GpuStages
@@ -165,9 +165,9 @@ class _Trace:
     def recording(self) -> Recording:
         """The recording. Its header has the clocks of the trace."""
         clock = self._clocks.name
-        header = new_header(clock=clock, clocks=[clock], engine="Perfetto")
+        header = Header(clock=clock, clocks=[clock], engine="Perfetto")
         if self._clocks.start and clock != "trace":
-            header["start"] = self._clocks.start  # type: ignore[typeddict-item]
+            header.start = cast(HostInstant, self._clocks.start)
         return Recording(header, self._batches(), self._sorted.tables)
 
     def _say(self, message: str) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, event_columns
-from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Problem, Record, new_header
+from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Header, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_events import ns_of
@@ -157,7 +157,7 @@ class _Trace:
     def recording(self) -> Recording:
         """The recording of the warps."""
         clock = CYCLES if self.is_of_cycles else _GLOBALTIMER
-        header = new_header(clock=clock, clocks=[clock], engine="Triton Proton, inside of kernels")
+        header = Header(clock=clock, clocks=[clock], engine="Triton Proton, inside of kernels")
         return Recording(header, self._batches(), Tables())
 
     # Batches --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tracepipe.event.columns import (
     no_events,
     signed,
 )
-from tracepipe.event.model import NAME_BYTES_MAX, STALLS, Header, Problem, Record, ThreadExit, new_header
+from tracepipe.event.model import NAME_BYTES_MAX, STALLS, Header, HostInstant, Problem, Record, ThreadExit
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
@@ -284,9 +284,17 @@ class LineReader:
             self._said.add(message)
             self.say(field, message, skipped=False)
 
-    def recording(self, clock: str, stream: BinaryIO, head: bytes = b"", **about: object) -> Recording:
-        """The recording in a stream, of which `head` was read already. Its header says more `about` it."""
-        header = new_header(clock=clock, clocks=[clock], **about)
+    def recording(
+        self,
+        clock: str,
+        stream: BinaryIO,
+        head: bytes = b"",
+        *,
+        engine: str = "",
+        start: HostInstant | None = None,
+    ) -> Recording:
+        """The recording in a stream, of which `head` was read already."""
+        header = Header(clock=clock, clocks=[clock], engine=engine, start=start or {})
         return Recording(header, self.batches(cast(BinaryIO, Rejoined(head, stream))), self.tables)
 
     def batches(self, stream: BinaryIO) -> Iterator[SourceBatch]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.columns import Three
-from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record, new_header
+from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Header, Problem, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import direction_named
@@ -351,18 +351,15 @@ def recording_in(database: Database, problems: list[Problem]) -> Recording:
     sessions = [_Session(database, ending, rows.problems) for ending in endings[:_SESSIONS_MAX]]
     if len(endings) > _SESSIONS_MAX:
         rows.say(f"the first {_SESSIONS_MAX} of {len(endings)} recordings in it are read")
-    header = new_header(engine="rocprofiler-sdk", clock="boottime", clocks=["boottime"])
+    header = Header(engine="rocprofiler-sdk", clock="boottime", clocks=["boottime"])
     for session in sessions:
         about = session.about()
         if "schema_version" in about:
-            header.setdefault("tool", f"rocpd, schema {about['schema_version']}")
-        if session.host:
-            header.setdefault("host", session.host)
-        if session.command:
-            header.setdefault("command", session.command)
+            header.tool = header.tool or f"rocpd, schema {about['schema_version']}"
+        header.host = header.host or session.host
+        header.command = header.command or session.command
     gpus = {gpu["index"]: gpu for session in sessions for gpu in session.gpus}
-    if gpus:
-        header["gpus"] = [gpus[index] for index in sorted(gpus)]
+    header.gpus = [gpus[index] for index in sorted(gpus)]
     return Recording(header, rows.batches(_steps(rows, sessions)), rows.tables)
 
 

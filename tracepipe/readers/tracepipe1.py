@@ -140,7 +140,7 @@ def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
         raise InputError(fault[1], _NO_HEADER, line=1, field=fault[0])
     if record["type"] != "header":
         raise InputError("is not a header", _NO_HEADER, line=1, field="type")
-    return cast(Header, record), rest
+    return Header.from_record(record), rest
 
 
 def _batches(stream: BinaryIO, parser: _Parser) -> Iterator[SourceBatch]:

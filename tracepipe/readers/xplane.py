@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
-from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
+from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.ids import LAUNCHES, Ids, flow_number
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems, cut_text
@@ -192,7 +192,7 @@ class _Space:
         """The recording. Times are those of CLOCK_REALTIME where all of them are, or the start is known."""
         is_absolute = _REALTIME_NS <= self._least_ns < TIME_LIMIT_NS
         clock = "realtime" if self._start_ns or is_absolute else CLOCK
-        header = new_header(clock=clock, clocks=[clock], engine="XLA's profiler")
+        header = Header(clock=clock, clocks=[clock], engine="XLA's profiler")
         return Recording(header, self._batches(0 if is_absolute else self._start_ns), self._sorted.tables)
 
     # Reading --------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class Conversion:
     def _copy_events(self, out: BinaryIO, opened: OpenRecording, reading: Reading) -> Account:
         """Write events as they were recorded, on the clocks that they were recorded with."""
         header = opened.recording.header
-        writer: EventWriter = self._output.open(out, TraceInfo(header.get("clock", ""), header=header))
+        writer: EventWriter = self._output.open(out, TraceInfo(header.default_clock, header=header))
         for batch in reading.source():
             writer.write_events(batch, opened.recording.tables)
         account = self._finished(writer, reading)
@@ -143,8 +143,8 @@ class _Drawing:
         for part, of in zip(self._inputs.parts, account.parts or [account], strict=True):
             file = {FILE: part.name} if part.name else {}
             footer = part.reading.footer
-            if footer is not None and "ended_by" in footer:
-                ended = {"ended_by": footer["ended_by"]} | file
+            if footer.ended_by:
+                ended = {"ended_by": footer.ended_by} | file
                 writer.write(self._layout.say("capture ended", self._layout.end_ns, ended))
             for stated in of.clocks:
                 writer.write(self._layout.say(f"clock {stated['clock']}", self._start_ns, stated | file))
@@ -219,4 +219,5 @@ def _first_ns(batch: TraceBatch) -> int:
 def _about(header: Header, source: str) -> dict[str, Any]:
     """The arguments that describe where a trace comes from."""
     keys = ("tool", "engine", "host", "kernel", "machine", "command", "rank", "world_size", "layers", "gpus")
-    return {"source_format": source} | {key: header[key] for key in keys if key in header}  # type: ignore[literal-required]
+    record = header.to_record()
+    return {"source_format": source} | {key: record[key] for key in keys if key in record}

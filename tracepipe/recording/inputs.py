@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
 from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
-from tracepipe.event.model import Header, Problem, SourceNs, new_header
+from tracepipe.event.model import Header, Layers, Problem, SourceNs
 from tracepipe.event.origins import Numbers, Origins, Renumbered, id_on
 from tracepipe.event.tables import KEPT_MAX, Tables
 from tracepipe.options import STANDARD
@@ -253,7 +253,7 @@ def open_inputs(
         with options.open(paths[0]) as opened:
             reading = Reading(opened, paths[0], strict=options.strict, progress=progress)
             header, clock = opened.recording.header, opened.clocks.trace_clock
-            start = cast("dict[str, int]", header.get("start", {}))
+            start = cast("dict[str, int]", header.start)
             tables = opened.recording.tables
             yield Inputs([Input(opened, reading)], header, tables, clock, start, Origins())
         return
@@ -293,7 +293,7 @@ def open_separately(
 def _opened(path: str, name: str, options: InputOptions, known: Mapping[str, Any]) -> Iterator[OpenRecording]:
     """Open a recording with what is known of it in addition to its header."""
     with options.open(path, name if known else "") as opened:
-        opened.recording.header.update(cast("Header", known))
+        opened.recording.header = replace(opened.recording.header, **known)
         yield opened
 
 
@@ -349,14 +349,13 @@ def _header(sources: Sequence[Source]) -> Header:
     headers = [source.header for source in sources]
     if all(header == headers[0] for header in headers):
         return headers[0]
-    layers = [layer for header in headers for layer in header.get("layers", {}).get("got", [])]
-    fields: dict[str, Any] = {"layers": {"got": list(dict.fromkeys(layers))}}
-    return new_header(**fields)
+    layers = [layer for header in headers for layer in header.layers.got]
+    return Header(layers=Layers(got=list(dict.fromkeys(layers))))
 
 
 def _start(sources: Sequence[Source], placed: Sequence[Anchor], base: Source) -> dict[str, int]:
     """The earliest begin of a recording, on the clocks that the reference recording relates."""
-    start = cast("dict[str, int]", base.header.get("start", {}))
+    start = cast("dict[str, int]", base.header.start)
     here_ns = start.get(f"{base.clock}_ns")
     if here_ns is None:
         return {}

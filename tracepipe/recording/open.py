@@ -16,7 +16,7 @@ import orjson
 from tracepipe.clocks import Clocks
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
-from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
+from tracepipe.event.model import HOST_CLOCKS, Footer, Header, Problem, Record
 from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
 from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
 from tracepipe.recording.files import InputStream, open_input
@@ -81,7 +81,7 @@ class _Pairs:
 
 
 def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:
-    for at, pair in enumerate(header.get("clock_pairs", [])):
+    for at, pair in enumerate(header.clock_pairs):
         record = {"type": "clock", **pair}
         if fault := first_fault(record):
             problems.append(Problem(1, f"clock_pairs[{at}].{fault[0]}", fault[1]))
@@ -125,7 +125,7 @@ def open_recording(
         problems: list[Problem] = []
         of_header = list(_header_pairs(header, problems))
         recording.batches = with_problems(problems, recording.batches)
-        used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
+        used = header.declared_clocks
         needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
         pairs = _Pairs(of_header, stream if needs_others else None)
         clocks = Clocks(header, pairs, assumed)
@@ -197,13 +197,13 @@ def damage(stream: InputStream) -> Problem:
     return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
 
 
-def footer_notes(footer: Record | None, counts: Mapping[str, int]) -> list[str]:
+def footer_notes(footer: Footer, counts: Mapping[str, int]) -> list[str]:
     """Notes where the footer disagrees with the file."""
-    if footer is None:
+    if not footer.is_read:
         return ["the file has no footer: the capture was cut off"]
     return [
         f"the footer counts {made} {layer} {agree(made, 'event|events')}, the file has {counts.get(layer, 0)}"
-        for layer, made in footer["counts"].items()
+        for layer, made in footer.counts.items()
         if counts.get(layer, 0) != made
     ]
 

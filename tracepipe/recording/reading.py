@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
-from tracepipe.event.model import STALLS, Problem, Record
+from tracepipe.event.model import STALLS, Footer, Problem
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
@@ -40,7 +40,7 @@ class Reading:
         relieve: Callable[[], None] | None = None,
     ) -> None:
         self.account = Account(path, opened.source)
-        self.footer: Record | None = None
+        self.footer = Footer()
         self._opened, self._path, self._strict, self._progress = opened, path, strict, progress
         self.relieve = relieve or self._forget
         self._after_footer = 0
@@ -100,7 +100,7 @@ class Reading:
 
     def _take(self, shapes: Int32s, args: Int32s, others: list[Any]) -> None:
         """Count the records of a batch."""
-        if self.footer is not None:
+        if self.footer.is_read:
             self._after_footer += len(shapes)
         counts = np.bincount(shapes[shapes >= 0], minlength=len(self._counts))
         counts[: len(self._counts)] += self._counts
@@ -115,7 +115,7 @@ class Reading:
             if other["type"] == "loss":
                 count_loss(self.account.losses, other)
             elif other["type"] == "footer":
-                self.footer, self._after_footer = other, len(shapes) - at - 1
+                self.footer, self._after_footer = Footer.from_record(other), len(shapes) - at - 1
 
     def _relieve(self) -> None:
         if self._opened.recording.tables.crowded() or self._others > KEPT_MAX:
@@ -148,6 +148,6 @@ class Reading:
                 account.notes.append(
                     counted(self._after_footer, "record|records comes|come after the footer")
                 )
-            if self.footer is None or not account.unplaced:
+            if not self.footer.is_read or not account.unplaced:
                 account.notes += footer_notes(self.footer, account.counts)
         return account

@@ -265,13 +265,13 @@ class Part:
     @property
     def rank(self) -> int | None:
         """Its rank among the processes of a distributed run, where it states one."""
-        return self.source.header.get("rank")
+        return self.source.header.rank
 
     @property
     def capture(self) -> object:
         """A key that the parts of one capture share. Each capture has its own launch numbers."""
-        start = self.source.header.get("start")
-        return (self.source.header.get("host"), self.rank, tuple(sorted(start.items()))) if start else self
+        header = self.source.header
+        return (header.host, self.rank, tuple(sorted(header.start.items()))) if header.start else self
 
 
 def hosts_of(parts: Sequence[Part]) -> list[int]:
@@ -334,7 +334,7 @@ class Gpus:
     def numbers_of(self, part: Part, host: int) -> dict[int, int]:
         """The numbers of a recording's GPUs, by their indices in it."""
         stated: dict[int, dict[str, Any]] = {}
-        for gpu in part.source.header.get("gpus", []):
+        for gpu in part.source.header.gpus:
             if isinstance(gpu.get("index"), int):
                 stated[gpu["index"]] = gpu
         return {
@@ -401,7 +401,7 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
         at, launches = captures[part.capture]
         flows, made_up_below = (len(captures), at), at * (IDS_PER_HOST // len(captures))
         numbers.append(Numbers(host, cpus[host], launches, gpus.numbers_of(part, host), flows, made_up_below))
-        if command := part.source.header.get("command"):
+        if command := part.source.header.command:
             programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
     names = _names_of_hosts(parts, of_host)
     files = tuple(part.source.name for part in parts)
@@ -448,7 +448,7 @@ def _names_of_hosts(parts: Sequence[Part], of_host: Sequence[int]) -> tuple[str,
     names = []
     for host in range(max(of_host) + 1):
         members = [part.source for part, of in zip(parts, of_host, strict=True) if of == host]
-        stated = next((one.header["host"] for one in members if one.header.get("host")), None)
+        stated = next((one.header.host for one in members if one.header.host), None)
         names.append(f"on {stated}" if stated else f"of {members[0].name}")
     counts = Counter(names)
     return tuple(name if counts[name] == 1 else f"{name} ({at + 1})" for at, name in enumerate(names))

@@ -53,8 +53,8 @@ def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:
         "format": TABLES_VERSION,
         "tool": {"name": "tracepipe", "version": __version__},
         "recording": facts_json(run.facts),
-        "header": run.facts.header,
-        "footer": run.facts.footer,
+        "header": run.facts.header.to_record(),
+        "footer": run.facts.footer.as_read or None,
         "tables": tables,
     }
 

@@ -107,7 +107,7 @@ def _cause(state: str, call: str | None, hooked: str) -> str:
 
 
 def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
-    names = {gpu.get("index"): gpu.get("name") for gpu in (run.facts.footer or {}).get("gpus", [])}
+    names = {gpu.get("index"): gpu.get("name") for gpu in run.facts.footer.gpus}
     rows = []
     bounds = np.searchsorted(gaps.gpu, np.arange(len(idle) + 1)).tolist()
     for one, own in zip(idle, pairwise(bounds), strict=True):
@@ -338,7 +338,7 @@ def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copie
     if 0 < options.top < len(kept):
         yield counted(len(kept) - options.top, "more gap|gaps is|are not listed: --top 0 lists all")
     counts = run.facts.counts
-    reasons = run.facts.header.get("layers", {}).get("missing", {})
+    reasons = run.facts.header.layers.missing
     for layer, meaning in _NEEDED.items():
         if not counts[layer]:
             why = f" ({reasons[layer]})" if layer in reasons else ""

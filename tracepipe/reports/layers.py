@@ -127,7 +127,7 @@ def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -
     missing = [layer for layer in PARTS if layer not in (*host.recorded, HOOKED)]
     if missing:
         notes.append(f"not recorded, so counted in the layer around it: {', '.join(missing)}")
-    reasons = run.facts.header.get("layers", {}).get("missing", {})
+    reasons = run.facts.header.layers.missing
     notes += [f"not recorded: {layer}: {reason}" for layer, reason in reasons.items()]
     lengthless = int(np.count_nonzero(run.layer("syscall").kind == INSTANT))
     if lengthless:

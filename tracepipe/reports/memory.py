@@ -64,7 +64,7 @@ def run(run: Run, options: Options) -> Result:
         result.notes.append("no allocations were recorded, neither as events nor as calls")
         return result
     ended = {*ends_of(run).tolist()}
-    is_cut_off = run.facts.source == "tracepipe" and run.facts.footer is None
+    is_cut_off = run.facts.source == "tracepipe" and not run.facts.footer.is_read
     end = "cut off" if is_cut_off else "recording end"
 
     def until(pid: int | None) -> str:
@@ -307,7 +307,7 @@ def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Tabl
 
 def _lost(run: Run) -> dict[str, int]:
     """By layer, how many events were lost or filtered that may have been allocations."""
-    filtered = (run.facts.footer or {}).get("filtered", {})
+    filtered = run.facts.footer.filtered
     lost = {layer: run.facts.losses[layer] for layer in _SHOWN_BY if run.facts.losses[layer]}
     for layer in _SHOWN_BY:
         if isinstance(count := filtered.get(layer), int) and count:

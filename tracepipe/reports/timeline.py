@@ -240,7 +240,7 @@ def _gpus(run: Run, start_ns: int, end_ns: int, options: Options) -> Iterator[Gr
     warps = _warps(run, start_ns, end_ns)
     threads = _timed_threads(run, start_ns, end_ns)
     gpus = sorted({*streams, *warps, *threads})
-    known = [*run.facts.header.get("gpus", []), *(run.facts.footer or {}).get("gpus", [])]
+    known = [*run.facts.header.gpus, *run.facts.footer.gpus]
     names = {gpu["index"]: gpu.get("name", "") for gpu in known if isinstance(gpu.get("index"), int)}
     for gpu in gpus:
         rows = [*streams.get(gpu, [])]

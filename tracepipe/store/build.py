@@ -14,7 +14,17 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, distinct
 from tracepipe.event.counters import GPU_COUNTERS
-from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, STALLS, TIME_LIMIT_NS, Header, Problem, Record
+from tracepipe.event.model import (
+    COUNTS,
+    LAYERS,
+    NO_SLICES,
+    STALLS,
+    TIME_LIMIT_NS,
+    Footer,
+    Header,
+    Problem,
+    Record,
+)
 from tracepipe.event.native_nesting import new_nesting
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
@@ -343,9 +353,9 @@ class _Building:
         self._put_losses()
         header, footer = self._opened.recording.header, self._reading.footer
         trace_clock = self._opened.clocks.trace_clock
-        stated_ns = header.get("start", {}).get(f"{trace_clock}_ns")
+        stated_ns = header.start_ns(trace_clock)
         first_ns = min((ns for ns in (self._first_ns, self._warps.first_ns) if ns is not None), default=0)
-        start_ns = stated_ns if isinstance(stated_ns, int) else first_ns
+        start_ns = first_ns if stated_ns is None else stated_ns
         end_ns = max(self._last_ns, start_ns)
         nesting, shapes = new_nesting(), self._shapes.columns()
         is_whole = self._is_whole.astype(np.bool_)
@@ -433,7 +443,7 @@ class _Building:
         self,
         account: Account,
         header: Header,
-        footer: Record | None,
+        footer: Footer,
         trace_clock: str,
         start_ns: int,
         end_ns: int,
@@ -442,8 +452,8 @@ class _Building:
         facts |= {
             "problems": [asdict(problem) for problem in account.problems],
             "outcomes": asdict(account.outcomes),
-            "header": header,
-            "footer": footer,
+            "header": header.to_record(),
+            "footer": footer.as_read or None,
             "trace_clock": trace_clock,
             "start_ns": start_ns,
             "end_ns": end_ns,

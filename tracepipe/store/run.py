@@ -349,7 +349,7 @@ class Run:
         """The last name of the process's main thread, else the command that was recorded."""
         if pid is None:
             return "process (pid not recorded)"
-        command = self.facts.header.get("command")
+        command = self.facts.header.command
         recorded = PurePath(command[0]).name if command else "process"
         # Formats without thread ids only name the process.
         given = self.shapes.given_name(pid, None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tracepipe.event.model import Header, Problem, Record
+from tracepipe.event.model import Footer, Header, Problem
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.recording.account import Account
@@ -31,16 +31,16 @@ class Facts(Account):
 
     header: Header
     trace_clock: str
-    footer: Record | None = None
+    footer: Footer = field(default_factory=Footer)
     start_ns: int = 0
     end_ns: int = 0
 
     def gpus(self) -> dict[int, dict[str, Any]]:
         """The GPUs of the recording by number, in the form of a header."""
         gpus: dict[int, dict[str, Any]] = {}
-        for record in (self.header, self.footer or {}):
-            for gpu in record.get("gpus", []):
-                if isinstance(gpu, dict) and isinstance(gpu.get("index"), int):
+        for record in (self.header, self.footer):
+            for gpu in record.gpus:
+                if isinstance(gpu.get("index"), int):
                     gpus.setdefault(gpu["index"], {}).update(gpu)
         return gpus
 
@@ -66,6 +66,8 @@ class Store:
         }
         values["counts"], values["losses"] = Counter(values["counts"]), Counter(values["losses"])
         values["problems"] = [Problem(**problem) for problem in values["problems"]]
+        values["header"] = Header.from_record(values["header"])
+        values["footer"] = Footer.from_record(values["footer"] or {})
         values["outcomes"] = Outcomes(**values["outcomes"])
         return Facts(**values)
 

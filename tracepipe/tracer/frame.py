@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracepipe.errors import TracepipeError
-from tracepipe.event.model import HostInstant, new_header
+from tracepipe.event.model import SCHEMA_VERSION, HostInstant
 from tracepipe.launchers import place_of
 from tracepipe.tracer.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
 from tracepipe.tracer.machine.processes import clock_ahead_ns
@@ -64,7 +64,9 @@ def header_of(
         tool = f"tracepipe {version('tracepipe')}"
     except PackageNotFoundError:  # run from a source tree
         tool = "tracepipe"
-    header = new_header(
+    header: dict[str, Any] = dict(
+        type="header",
+        schema=SCHEMA_VERSION,
         tool=tool,
         host=platform.node(),
         **boot,
@@ -89,7 +91,7 @@ def header_of(
         header["counters"] = [dict(counter) for counter in device.counters]
     if device is not None and device.gpus:
         header["gpus"] = [dict(gpu) for gpu in device.gpus]
-    return dict(header)
+    return header
 
 
 def footer_of(

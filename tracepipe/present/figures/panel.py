@@ -207,9 +207,9 @@ def sm_count(run: Run, gpu: int) -> int | None:
 
 
 def _about_gpu(run: Run, gpu: int) -> dict[str, Any]:
-    for record in (run.facts.header, run.facts.footer or {}):
-        for about in record.get("gpus", []):
-            if isinstance(about, dict) and about.get("index") == gpu:
+    for record in (run.facts.header, run.facts.footer):
+        for about in record.gpus:
+            if about.get("index") == gpu:
                 return about
     return {}
 

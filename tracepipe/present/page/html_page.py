@@ -65,7 +65,7 @@ class About:
     @classmethod
     def of(cls, run: Run) -> About:
         """The facts about one recording."""
-        command = run.facts.header.get("command")
+        command = run.facts.header.command
         subject = str(PurePath(command[0] if command else run.facts.path).name)
         return cls(subject, list(_facts(run.facts)), list(_limits(run.facts)))
 
@@ -113,17 +113,17 @@ def write_page(
 def _facts(facts: Facts) -> Iterable[tuple[str, str]]:
     header = facts.header
     yield "recording", f"{facts.path} ({facts.source})"
-    if command := header.get("command"):
+    if command := header.command:
         yield "command", shlex.join(str(word) for word in command)
-    begun_ns = header.get("start", {}).get("realtime_ns")
-    if isinstance(begun_ns, int) and 0 <= begun_ns < 1 << 62:
+    begun_ns = header.start_ns("realtime")
+    if begun_ns is not None and 0 <= begun_ns < 1 << 62:
         begun = datetime.datetime.fromtimestamp(begun_ns // 10**9, datetime.timezone.utc)
         yield "recorded", f"{begun:%Y-%m-%d %H:%M:%S} UTC"
-    if machine := [str(header[key]) for key in ("host", "kernel", "machine") if key in header]:
+    if machine := [text for text in (header.host, header.kernel, header.machine) if text]:
         yield "machine", ", ".join(machine)
-    if engine := header.get("engine"):
-        yield "engine", str(engine)
-    gpus = [about.get("name") for about in header.get("gpus", []) if isinstance(about, dict)]
+    if engine := header.engine:
+        yield "engine", engine
+    gpus = [about.get("name") for about in header.gpus]
     if gpus:
         yield "GPUs", ", ".join(str(name) for name in gpus if name)
     yield "length", duration_text(facts.end_ns - facts.start_ns)

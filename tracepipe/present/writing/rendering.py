@@ -63,7 +63,7 @@ def facts_json(facts: Facts) -> dict[str, Any]:
     outcomes = {name: getattr(facts.outcomes, name) for name in _OUTCOMES}
     return data | {
         "dur_ns": facts.end_ns - facts.start_ns,
-        "command": facts.header.get("command"),
+        "command": facts.header.to_record().get("command"),
         "outcomes": outcomes,
         "problems": [asdict(problem) for problem in facts.problems],
     }

@@ -8,10 +8,9 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tracepipe.event.columns import SPECIAL, SourceBatch
-from tracepipe.event.model import MONOTONIC, Header
+from tracepipe.event.model import Header
 from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.event.warps import Warps
@@ -55,9 +54,8 @@ class RecordedTotals:
 
     def __init__(self, header: Header) -> None:
         self._lock = threading.Lock()
-        self._layers = tuple(header.get("layers", {}).get("got", ()))
-        start: Any = header.get("start", {})
-        self._start_ns: int | None = start.get(f"{header.get('clock', MONOTONIC)}_ns")
+        self._layers = tuple(header.layers.got)
+        self._start_ns = header.start_ns(header.default_clock)
         self._totals: Totals | None = None
         self._numbers: dict[Function, int] = {}
         self._syscalls: dict[int, str] = {}
