@@ -352,7 +352,7 @@ def test_slow_trials_are_reported_while_they_run(monkeypatch: pytest.MonkeyPatch
             notify("slow is attaching 12 probes; this takes a while")
             raise CaptureUnavailable("Nothing is attached.", "")
 
-    monkeypatch.setattr("tracepipe.tracer.ENGINES", {"slow": Slow})
+    monkeypatch.setattr("tracepipe.doctor.trials.ENGINES", {"slow": Slow})
     messages: list[str] = []
     examine(GOOD, areas={"methods": AREAS["methods"]}, notify=messages.append)
     assert messages == ["methods", "slow is attaching 12 probes; this takes a while"]

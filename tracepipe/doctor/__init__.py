@@ -7,12 +7,14 @@ Everything that a capture needs is really attempted, on functions that nobody ca
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from tracepipe.doctor import checks
 from tracepipe.doctor.checks import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination, State
-from tracepipe.doctor.trials import RealTrials, Trials
+from tracepipe.doctor.trials import Trials
 from tracepipe.printable import printable
 from tracepipe.tracer.machine.facts import Machine, this_machine
 from tracepipe.tracer.request import DEFAULT_LAYERS, Notify
@@ -40,7 +42,7 @@ def examine(
     notify: Notify = lambda doing: None,
 ) -> list[Diagnosis]:
     """All diagnoses, area by area; `notify` gets each area's name first, and its slow steps."""
-    examination = Examination(machine or this_machine(), trials or RealTrials(notify))
+    examination = Examination(machine or this_machine(), trials or Trials(notify))
     for name, area in areas.items():
         notify(name)
         for diagnosis in area(examination):
@@ -57,9 +59,7 @@ def can_capture(diagnoses: list[Diagnosis]) -> bool:
 def diagnosis_lines(
     diagnoses: list[Diagnosis], *, width: int = 0, colours: bool = False, ascii_only: bool = False
 ) -> Iterator[str]:
-    """Lines to read: a row for each diagnosis, with how to fix it below, wrapped at `width` unless that is
-    0.
-    """
+    """A row for each diagnosis, with how to fix it below, wrapped at `width` unless that is 0."""
     marks = _ASCII_MARKS if ascii_only else _MARKS
     areas = max((len(diagnosis.area) for diagnosis in diagnoses), default=0)
     names = max((len(diagnosis.name) for diagnosis in diagnoses), default=0)
@@ -73,7 +73,14 @@ def diagnosis_lines(
         detail = printable(f"{diagnosis.name.ljust(names)}  {'the same' if is_same else diagnosis.detail}")
         before = diagnosis.detail
         indent = " " * (areas + names + 6)
-        first, *more = _wrapped(detail, width - len(start) - 2, len(indent) - len(start) - 2)
+        left, after = (
+            width - len(start) - 2,
+            len(indent) - len(start) - 2,
+        )  # columns of a line, and of its indent
+        lines = [detail]
+        if left >= after + 20:
+            lines = textwrap.wrap(detail, left, subsequent_indent=" " * after, break_on_hyphens=False)
+        first, *more = lines or [""]
         coloured = f"\x1b[{_COLOURS[diagnosis.state]}m{mark}\x1b[0m" if colours else mark
         yield f"{start}{coloured} {first}".rstrip()
         yield from (" " * (len(start) + 2) + line for line in more)
@@ -83,22 +90,9 @@ def diagnosis_lines(
             yield f"{indent}{arrow} {diagnosis.fix}"
 
 
-def _wrapped(text: str, width: int, indent: int) -> list[str]:
-    """Lines of at most `width` columns; all but the first are indented."""
-    import textwrap
-
-    if width < indent + 20:
-        return [text]
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False) or [""]
-
-
 def as_json(diagnoses: list[Diagnosis]) -> dict[str, Any]:
     """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"fix":…},…]}`.
 
     `fix` is a sentence or a command.
     """
-    rows = [
-        {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "fix": f.fix}
-        for f in diagnoses
-    ]
-    return {"can_capture": can_capture(diagnoses), "findings": rows}
+    return {"can_capture": can_capture(diagnoses), "findings": [asdict(found) for found in diagnoses]}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from pathlib import Path
+from typing import Final, Literal, TypeVar
 
 from tracepipe.doctor.trials import Timing, Trials
 from tracepipe.errors import CaptureUnavailable
@@ -62,12 +63,32 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 def machine(examination: Examination) -> Iterator[Diagnosis]:
     """The facts that the system reports about itself."""
     facts = examination.machine
-    rows = [_system]
-    if facts.system == _LINUX:
-        rows += [_privileges, _container, _lockdown, _limits, _tracefs, _settings, _btf]
-    for row in rows:
-        name = row.__name__.lstrip("_").replace("btf", "BTF")
-        yield Diagnosis("machine", name, *row(facts))
+    yield Diagnosis("machine", "system", *_system(facts))
+    if facts.system != _LINUX:
+        return
+    yield Diagnosis("machine", "privileges", *_privileges(facts))
+    parts = [facts.container or "none seen"]
+    if facts.is_initial_pid_namespace is not None:
+        parts.append("process ids of the host" if facts.is_initial_pid_namespace else "separate process ids")
+    if facts.seccomp is not None:
+        parts.append("system calls are filtered (seccomp)" if facts.seccomp else "no filter of system calls")
+    fix = "docker run --privileged …" if facts.seccomp and facts.container else ""
+    yield Diagnosis("machine", "container", LIMITED if facts.seccomp else WORKS, ", ".join(parts), fix)
+    if facts.lockdown == "confidentiality":
+        fix = "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation)."
+        yield Diagnosis("machine", "lockdown", FAILS, "confidentiality: nothing can be traced", fix)
+    else:
+        yield Diagnosis("machine", "lockdown", WORKS, facts.lockdown or "none")
+    yield Diagnosis("machine", "limits", *_limits(facts))
+    yield Diagnosis("machine", "tracefs", *_tracefs(facts))
+    detail = ", ".join(f"{name} {value}" for name, value in facts.settings.items())
+    if facts.settings.get("kptr_restrict", 0) >= 2:
+        detail += ": driver functions are probed by name, one by one"
+        yield Diagnosis("machine", "settings", LIMITED, detail, "sysctl kernel.kptr_restrict=1")
+    else:
+        yield Diagnosis("machine", "settings", WORKS if detail else ABSENT, detail or "not known")
+    btf = "/sys/kernel/btf/vmlinux" if facts.has_btf else "none"
+    yield Diagnosis("machine", "BTF", WORKS if facts.has_btf else ABSENT, f"{btf} (not needed by captures)")
 
 
 Answer = tuple[State, str, str]
@@ -110,30 +131,6 @@ def _privileges(facts: Machine) -> Answer:
     return WORKS, detail, ""
 
 
-def _container(facts: Machine) -> Answer:
-    parts = [facts.container or "none seen"]
-    if facts.is_initial_pid_namespace is not None:
-        parts.append("process ids of the host" if facts.is_initial_pid_namespace else "separate process ids")
-    if facts.seccomp is not None:
-        parts.append("system calls are filtered (seccomp)" if facts.seccomp else "no filter of system calls")
-    return (
-        LIMITED if facts.seccomp else WORKS,
-        ", ".join(parts),
-        "" if not facts.seccomp else _unfiltered(facts),
-    )
-
-
-def _unfiltered(facts: Machine) -> str:
-    return "docker run --privileged …" if facts.container else ""
-
-
-def _lockdown(facts: Machine) -> Answer:
-    if facts.lockdown == "confidentiality":
-        fix = "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation)."
-        return FAILS, "confidentiality: nothing can be traced", fix
-    return WORKS, facts.lockdown or "none", ""
-
-
 def _limits(facts: Machine) -> Answer:
     if facts.files_max is None:
         return ABSENT, "not known", ""
@@ -157,31 +154,11 @@ def _tracefs(facts: Machine) -> Answer:
     fix = "mount -t tracefs none /sys/kernel/tracing"
     if not facts.has_sysfs:
         return FAILS, "no /sys to mount it in", "mount -t sysfs sysfs /sys"
-    may = facts.has("CAP_SYS_ADMIN") and facts.is_initial_user_namespace is not False and not facts.seccomp
-    if may:
+    if facts.has("CAP_SYS_ADMIN") and facts.is_initial_user_namespace is not False and not facts.seccomp:
         return LIMITED, "not mounted; a capture mounts it", fix
     if facts.euid != 0:
         return FAILS, "not visible to this user", SUDO
     return FAILS, "not mounted", HOW_TO_MOUNT
-
-
-def _settings(facts: Machine) -> Answer:
-    if not facts.settings:
-        return ABSENT, "not known", ""
-    detail = ", ".join(f"{name} {value}" for name, value in facts.settings.items())
-    if facts.settings.get("kptr_restrict", 0) >= 2:
-        return (
-            LIMITED,
-            f"{detail}: driver functions are probed by name, one by one",
-            "sysctl kernel.kptr_restrict=1",
-        )
-    return WORKS, detail, ""
-
-
-def _btf(facts: Machine) -> Answer:
-    if facts.has_btf:
-        return WORKS, "/sys/kernel/btf/vmlinux (not needed by captures)", ""
-    return ABSENT, "none (not needed by captures)", ""
 
 
 def methods(examination: Examination) -> Iterator[Diagnosis]:
@@ -191,12 +168,8 @@ def methods(examination: Examination) -> Iterator[Diagnosis]:
         try:
             version = examination.trials.version(method)
             timing = examination.trials.capture(method)
-        except CaptureUnavailable as refusal:
-            yield Diagnosis("methods", method, FAILS, refusal.message.rstrip("."), refusal.hint)
-            continue
-        except OSError as error:
-            explained = explain(Operation.ANY, error, examination.machine)
-            yield Diagnosis("methods", method, FAILS, explained.message.rstrip("."), explained.hint)
+        except (CaptureUnavailable, OSError) as error:
+            yield Diagnosis("methods", method, FAILS, *_refusal(examination, Operation.ANY, error))
             continue
         working.append(method)
         yield Diagnosis("methods", method, WORKS, f"{version}: {_took(timing)}")
@@ -211,17 +184,24 @@ def layers(examination: Examination) -> Iterator[Diagnosis]:
     """Try each layer by attaching to something harmless."""
     works = [f.name for f in examination.found_in("methods") if f.state == WORKS and f.name != "auto"]
     suffix = f"; by {', '.join(works)}" if works else ""
+    trials = examination.trials
+    rows: dict[str, Callable[[], Answer]] = {
+        "userspace": lambda: _userspace(examination),
+        "syscall": lambda: _tracepoint(examination, lambda: trials.raw_tracepoint("sys_enter")),
+        "kernel": lambda: _driver(examination),
+        "scheduler": lambda: _tracepoint(examination, lambda: trials.tracepoint("sched/sched_switch")),
+    }
     if examination.machine.system != _LINUX:
-        for name in ("userspace", "syscall", "kernel", "scheduler"):
+        for name in rows:
             yield Diagnosis("layers", name, FAILS, f"{examination.machine.system} has no eBPF", _ELSEWHERE)
         return
     try:
         check_file_systems(examination.machine)
-        refusal = _refusal(examination, Operation.PROGRAM, examination.trials.map_and_program)
+        refusal = _try(examination, Operation.PROGRAM, trials.map_and_program)
     except CaptureUnavailable as unavailable:
-        refusal = unavailable.message.rstrip("."), unavailable.hint
-    for name, row in _LAYERS.items():
-        answer: Answer = (FAILS, *refusal) if refusal else row(examination)
+        refusal = _refusal(examination, Operation.PROGRAM, unavailable)
+    for name, row in rows.items():
+        answer: Answer = (FAILS, *refusal) if refusal else row()
         state, detail, fix = answer
         if state in (WORKS, LIMITED) and not works:
             state, fix = FAILS, ""
@@ -239,14 +219,6 @@ def _userspace(examination: Examination) -> Answer:
     if isinstance(singly, Timing):
         return LIMITED, f"uprobes one by one: {_took(singly)} each", at_once[1]
     return FAILS, *singly
-
-
-def _syscall(examination: Examination) -> Answer:
-    return _tracepoint(examination, lambda: examination.trials.raw_tracepoint("sys_enter"))
-
-
-def _scheduler(examination: Examination) -> Answer:
-    return _tracepoint(examination, lambda: examination.trials.tracepoint("sched/sched_switch"))
 
 
 def _tracepoint(examination: Examination, trial: Callable[[], Timing]) -> Answer:
@@ -275,14 +247,6 @@ def _driver(examination: Examination) -> Answer:
     )
 
 
-_LAYERS: dict[str, Callable[[Examination], Answer]] = {
-    "userspace": _userspace,
-    "syscall": _syscall,
-    "kernel": _driver,
-    "scheduler": _scheduler,
-}
-
-
 def cuda(examination: Examination) -> Iterator[Diagnosis]:
     """The CUDA libraries and the driver that can be traced."""
     facts = examination.machine
@@ -305,28 +269,24 @@ def cuda(examination: Examination) -> Iterator[Diagnosis]:
         yield Diagnosis("cuda", "driver", ABSENT, "no NVIDIA module is loaded")
 
 
+_Given = TypeVar("_Given")
+
+
 def _try(
-    examination: Examination, operation: Operation, trial: Callable[[], Timing]
-) -> Timing | tuple[str, str]:
-    """How long it took, or why it was refused and how to fix that."""
+    examination: Examination, operation: Operation, trial: Callable[[], _Given]
+) -> _Given | tuple[str, str]:
+    """The result of a trial, or why it was refused and how to fix that."""
     try:
         return trial()
-    except OSError as error:
-        refusal = explain(operation, error, examination.machine)
-    except CaptureUnavailable as unavailable:
-        refusal = unavailable
-    return refusal.message.rstrip("."), refusal.hint
+    except (CaptureUnavailable, OSError) as error:
+        return _refusal(examination, operation, error)
 
 
 def _refusal(
-    examination: Examination, operation: Operation, trial: Callable[[], None]
-) -> tuple[str, str] | None:
-    def nothing() -> Timing:
-        trial()
-        return Timing(0, 0)
-
-    tried = _try(examination, operation, nothing)
-    return None if isinstance(tried, Timing) else tried
+    examination: Examination, operation: Operation, error: CaptureUnavailable | OSError
+) -> tuple[str, str]:
+    refusal = explain(operation, error, examination.machine) if isinstance(error, OSError) else error
+    return refusal.message.rstrip("."), refusal.hint
 
 
 def _took(timing: Timing) -> str:
@@ -353,14 +313,18 @@ def gpu(examination: Examination) -> Iterator[Diagnosis]:
     toolchain = trials.toolchain()
     yield from _cuda_driver(toolchain.driver)
     bad: State = FAILS if toolchain.driver.gpus else ABSENT
-    yield _row("g++", bad, lambda: _compiler(toolchain.gxx()))
-    yield _row("nvcc", bad, lambda: _compiler(toolchain.nvcc()))
-    yield _row("sanitizer", bad, lambda: _part(toolchain.part("sanitizer")))
-    yield _row("CUPTI", bad, lambda: _part(toolchain.part("cupti")))
+    yield _row("g++", bad, toolchain.gxx)
+    yield _row("nvcc", bad, toolchain.nvcc)
+    yield _row("sanitizer", bad, lambda: toolchain.part("sanitizer"))
+    yield _row("CUPTI", bad, lambda: toolchain.part("cupti"))
     if toolchain.driver.gpus:
-        yield _row("kernels", bad, lambda: f"built: {trials.build_kernels(toolchain)}")
+        yield _row("kernels", bad, lambda: trials.build_kernels(toolchain))
         yield _counters(examination, toolchain)
-        yield _stalls(for_admins=examination.machine.profiles_for_admins, uid=toolchain.owner.uid)
+        if examination.machine.profiles_for_admins and (uid := toolchain.owner.uid):  # the command samples
+            detail = f"the driver lets only administrators profile, and commands run as user {uid}"
+            yield Diagnosis("gpu", "stalls", FAILS, detail, _LET_PROFILE)
+        else:
+            yield Diagnosis("gpu", "stalls", WORKS, "commands may sample what warps wait for")
 
 
 def _cuda_driver(driver: Driver) -> Iterator[Diagnosis]:
@@ -378,7 +342,7 @@ def _cuda_driver(driver: Driver) -> Iterator[Diagnosis]:
 def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
     """A row on sampling the GPUs' hardware, as far as that is known without sampling."""
     machine = examination.machine
-    row = _row("counters", FAILS, lambda: f"built: {examination.trials.build_sampler(toolchain)}")
+    row = _row("counters", FAILS, lambda: examination.trials.build_sampler(toolchain))
     if row.state != WORKS or not machine.profiles_for_admins:
         return row
     row = replace(row, detail="the driver lets only administrators profile")
@@ -387,28 +351,16 @@ def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
     return replace(row, state=FAILS, fix=ADMIN_ONLY_HINT)
 
 
-def _stalls(*, for_admins: bool, uid: int) -> Diagnosis:
-    """A row on --gpu-stalls; `uid` is the user that commands run as, which do the sampling."""
-    if for_admins and uid:
-        detail = f"the driver lets only administrators profile, and commands run as user {uid}"
-        return Diagnosis("gpu", "stalls", FAILS, detail, _LET_PROFILE)
-    return Diagnosis("gpu", "stalls", WORKS, "commands may sample what warps wait for")
-
-
-def _row(name: str, bad: State, detail: Callable[[], str]) -> Diagnosis:
+def _row(name: str, bad: State, find: Callable[[], Compiler | Part | Path]) -> Diagnosis:
+    """A row on a compiler, a library, or a file that is built."""
     try:
-        return Diagnosis("gpu", name, WORKS, detail())
+        found = find()
     except CaptureUnavailable as refusal:
-        fix = refusal.hint if bad == FAILS else ""
-        return Diagnosis("gpu", name, bad, refusal.message.rstrip("."), fix)
-
-
-def _compiler(compiler: Compiler) -> str:
-    return f"{_dots(compiler.version)}, {compiler.path}"
-
-
-def _part(part: Part) -> str:
-    return f"{_dots(part.version)}, {part.library}" if part.version else str(part.library)
+        return Diagnosis("gpu", name, bad, refusal.message.rstrip("."), refusal.hint if bad == FAILS else "")
+    if isinstance(found, Path):
+        return Diagnosis("gpu", name, WORKS, f"built: {found}")
+    path = found.path if isinstance(found, Compiler) else found.library
+    return Diagnosis("gpu", name, WORKS, f"{_dots(found.version)}, {path}" if found.version else str(path))
 
 
 def _dots(version: Version) -> str:

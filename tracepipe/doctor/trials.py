@@ -7,15 +7,26 @@ exit          95 00 00 00 00 00 00 00
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from tracepipe import native
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
+from tracepipe.hooks.sets import load_set
+from tracepipe.tracer import ENGINES
+from tracepipe.tracer.bpf import bpf
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.kernel import KernelSymbols, tracepoint_id, tracing_folder
+from tracepipe.tracer.find.library import LibrarySearch, find_versions, mapped_files
+from tracepipe.tracer.find.resolve import resolve
 from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
+from tracepipe.tracer.gpu.engines.counters import build_sampler
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
 from tracepipe.tracer.request import Filters, Notify, Plan, Scope
 
 _DO_NOTHING = bytes.fromhex("b7000000000000009500000000000000")
@@ -34,95 +45,24 @@ class Timing:
     detach_ns: int
 
 
-class Trials(Protocol):
-    """Each method does one thing and undoes it. Raises the kernel's OSError, or CaptureUnavailable."""
+class Trials:
+    """Tries on this machine, with the code of captures. Each method does one thing and undoes it. Raises the
+    kernel's OSError, or CaptureUnavailable. `notify` gets the messages of a capture.
+    """
 
-    def methods(self) -> list[str]:
-        """Names of the capture methods, best first."""
-        ...
-
-    def version(self, method: str) -> str:
-        """A method's version."""
-        ...
-
-    def capture(self, method: str) -> Timing:
-        """Attach the layers that need no NVIDIA driver, by a method."""
-        ...
-
-    def map_and_program(self) -> None:
-        """Create a map and load a program."""
-        ...
-
-    def uprobes_at_once(self) -> Timing:
-        """Attach a multi-uprobe link."""
-        ...
-
-    def one_uprobe(self) -> Timing:
-        """Attach a uprobe by a perf event."""
-        ...
-
-    def kprobes_at_once(self) -> Timing:
-        """Attach a multi-kprobe link."""
-        ...
-
-    def one_kprobe(self) -> Timing:
-        """Attach a kprobe by a perf event."""
-        ...
-
-    def tracepoint(self, name: str) -> Timing:
-        """Attach to a tracepoint, `group/name`."""
-        ...
-
-    def raw_tracepoint(self, name: str) -> Timing:
-        """Attach to a raw tracepoint by its name; its program gets the kernel's arguments."""
-        ...
-
-    def libraries(self, name: str) -> list[str]:
-        """The paths of all versions of a library that the linker finds."""
-        ...
-
-    def driver_functions(self) -> tuple[int, str]:
-        """The number of functions of the NVIDIA driver that would be probed, or why there are none."""
-        ...
-
-    def toolchain(self) -> Toolchain:
-        """The GPUs, and the tools that build native code for them."""
-        ...
-
-    def build_kernels(self, toolchain: Toolchain) -> Path:
-        """Build the library that records GPU kernels, or find it in the cache."""
-        ...
-
-    def build_sampler(self, toolchain: Toolchain) -> Path:
-        """Build the program that samples counters, or find it in the cache."""
-        ...
-
-    def core(self) -> tuple[str, str]:
-        """The core or Python, which runs the inner loops of a conversion, and the command that builds the
-        native core, "" if it is built.
-        """
-        ...
-
-
-class RealTrials:
-    """Tries on this machine, with the code of captures. `notify` gets the messages of a capture."""
-
-    def __init__(self, notify: Notify = lambda message: None) -> None:
+    def __init__(self, notify: Notify) -> None:
         self._notify = notify
 
     def methods(self) -> list[str]:
-        from tracepipe.tracer import ENGINES
-
+        """The capture methods, best first."""
         return list(ENGINES)
 
     def version(self, method: str) -> str:
-        from tracepipe.tracer import ENGINES
-
+        """A method's version."""
         return ENGINES[method]().check()
 
     def capture(self, method: str) -> Timing:
-        from tracepipe.tracer import ENGINES
-
+        """Attach the layers that need no NVIDIA driver, by a method."""
         engine = ENGINES[method]()
         engine.check()
         path, offset = _harmless_function()
@@ -141,81 +81,65 @@ class RealTrials:
         return timing
 
     def map_and_program(self) -> None:
-        from tracepipe.tracer.bpf import bpf
-
+        """Create a map and load a program."""
         os.close(bpf.create_map("tracepipe_try", _ARRAY, 4, 8, 1))
         os.close(bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_KPROBE))
 
     def uprobes_at_once(self) -> Timing:
-        from tracepipe.tracer.bpf import bpf
-
+        """Attach a multi-uprobe link."""
         path, offset = _harmless_function()
-        return _linked(
-            bpf.UPROBE_MULTI, lambda program: bpf.link_uprobes(program, path, [offset], [0], False)
+        return _attached(
+            lambda program: bpf.link_uprobes(program, path, [offset], [0], False), attach=bpf.UPROBE_MULTI
         )
 
     def one_uprobe(self) -> Timing:
-        from tracepipe.tracer.bpf import bpf
-
+        """Attach a uprobe by a perf event."""
         path, offset = _harmless_function()
-        return _linked(0, lambda program: bpf.link_one_uprobe(program, path, offset, 0, False))
+        return _attached(lambda program: bpf.link_one_uprobe(program, path, offset, 0, False))
 
     def kprobes_at_once(self) -> Timing:
-        from tracepipe.tracer.bpf import bpf
-        from tracepipe.tracer.find.kernel import KernelSymbols
-
-        places = [place for place in KernelSymbols().functions((), _KERNEL_FUNCTIONS) if place.address]
-        if not places:
+        """Attach a multi-kprobe link."""
+        found = KernelSymbols().functions((), _KERNEL_FUNCTIONS)
+        address = next((place.address for place in found if place.address), None)
+        if address is None:
             raise FileNotFoundError(2, "its address is hidden (kernel.kptr_restrict)")
-        address = places[0].address
-        return _linked(bpf.KPROBE_MULTI, lambda program: bpf.link_kprobes(program, [address], [0], False))
+        return _attached(
+            lambda program: bpf.link_kprobes(program, [address], [0], False), attach=bpf.KPROBE_MULTI
+        )
 
     def one_kprobe(self) -> Timing:
-        from tracepipe.tracer.bpf import bpf
-
-        for name in _KERNEL_FUNCTIONS[:-1]:
+        """Attach a kprobe by a perf event."""
+        refusal = OSError()
+        for name in _KERNEL_FUNCTIONS:
+            link = partial(bpf.link_one_kprobe, symbol=name, address=0, cookie=0, returns=False)
             try:
-                return self._kprobe_on(name)
+                return _attached(link)
             except FileNotFoundError as error:
+                refusal = error
                 if error.filename == str(bpf.KPROBE_PMU):
-                    raise
-        return self._kprobe_on(_KERNEL_FUNCTIONS[-1])
+                    break
+        raise refusal
 
     def tracepoint(self, name: str) -> Timing:
-        from tracepipe.tracer.bpf import bpf
-        from tracepipe.tracer.find.kernel import tracepoint_id, tracing_folder
-
+        """Attach to a tracepoint, `group/name`."""
         number = tracepoint_id(tracing_folder(), name)
-        program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_TRACEPOINT)
-        try:
-            return _timed(lambda: bpf.attach_tracepoint(program, number), os.close)
-        finally:
-            os.close(program)
+        return _attached(lambda program: bpf.attach_tracepoint(program, number), bpf.PROG_TYPE_TRACEPOINT)
 
     def raw_tracepoint(self, name: str) -> Timing:
-        from tracepipe.tracer.bpf import bpf
-
-        program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_RAW_TRACEPOINT)
-        try:
-            return _timed(lambda: bpf.attach_raw_tracepoint(program, name), os.close)
-        finally:
-            os.close(program)
+        """Attach to a raw tracepoint by its name; its program gets the kernel's arguments."""
+        return _attached(
+            lambda program: bpf.attach_raw_tracepoint(program, name), bpf.PROG_TYPE_RAW_TRACEPOINT
+        )
 
     def libraries(self, name: str) -> list[str]:
-        import sys
-
-        from tracepipe.tracer.find.library import find_versions
-
+        """The paths of all versions of a library that the linker finds."""
         try:
             return list(dict.fromkeys(find_versions(sys.executable, name).values()))
         except (TracepipeError, OSError):
             return []
 
     def driver_functions(self) -> tuple[int, str]:
-        from tracepipe.hooks.sets import load_set
-        from tracepipe.tracer.find.library import LibrarySearch
-        from tracepipe.tracer.find.resolve import resolve
-
+        """The number of functions of the NVIDIA driver that would be probed, or why there are none."""
         try:
             found = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
         except OSError as error:
@@ -224,53 +148,39 @@ class RealTrials:
         return count, "" if count else "; ".join(found.unresolved.values())
 
     def toolchain(self) -> Toolchain:
+        """The GPUs, and the tools that build native code for them."""
         return this_toolchain()
 
     def build_kernels(self, toolchain: Toolchain) -> Path:
-        from tracepipe.tracer.gpu.engines.kernels import KernelStream
-
+        """Build the library that records GPU kernels, or find it in the cache."""
         return KernelStream.build(toolchain)
 
     def build_sampler(self, toolchain: Toolchain) -> Path:
-        from tracepipe.tracer.gpu.engines.counters import build_sampler
-
+        """Build the program that samples counters, or find it in the cache."""
         return build_sampler(toolchain)
 
     def core(self) -> tuple[str, str]:
-        from tracepipe import native
-
+        """What runs the inner loops of a conversion, and the command that builds the native core, "" if it is
+        built.
+        """
         return native.state(), native.how_to_build()
 
-    def _kprobe_on(self, name: str) -> Timing:
-        from tracepipe.tracer.bpf import bpf
 
-        return _linked(0, lambda program: bpf.link_one_kprobe(program, name, 0, 0, False))
-
-
-def _linked(attach_type: int, link: Callable[[int], int]) -> Timing:
-    """Link and unlink a program that does nothing."""
-    from tracepipe.tracer.bpf import bpf
-
-    program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_KPROBE, attach_type)
+def _attached(link: Callable[[int], int], kind: int = bpf.PROG_TYPE_KPROBE, attach: int = 0) -> Timing:
+    """Attach a program that does nothing, and detach it."""
+    program = bpf.load_program("tracepipe_try", _DO_NOTHING, kind, attach)
     try:
-        return _timed(lambda: link(program), os.close)
+        began_ns = time.monotonic_ns()
+        held = link(program)
+        attached_ns = time.monotonic_ns()
+        os.close(held)
+        return Timing(attached_ns - began_ns, time.monotonic_ns() - attached_ns)
     finally:
         os.close(program)
 
 
-def _timed(attach: Callable[[], int], detach: Callable[[int], None]) -> Timing:
-    began_ns = time.monotonic_ns()
-    held = attach()
-    attached_ns = time.monotonic_ns()
-    detach(held)
-    return Timing(attached_ns - began_ns, time.monotonic_ns() - attached_ns)
-
-
 def _harmless_function() -> tuple[str, int]:
     """A function of the libc that this process has mapped: path and offset. Raises CaptureUnavailable."""
-    from tracepipe.tracer.find.elf import Elf
-    from tracepipe.tracer.find.library import mapped_files
-
     for name, path in mapped_files(os.getpid()):
         if name.startswith(("libc.", "libc-", "ld-musl", "libc.musl")):
             with Elf(path) as elf:
