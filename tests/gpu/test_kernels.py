@@ -21,7 +21,7 @@ from tracepipe.event.sm_limits import sm_limits
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
 from tracepipe.tracer.gpu.engines.kernels import KernelStream
-from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 pytestmark = pytest.mark.gpu
@@ -154,7 +154,7 @@ def built(tools: Toolchain, source: str, folder: Path) -> Path:
 
 def recorded(
     tools: Toolchain, program: Path, calls: str = "all", ring_bytes: int = 1 << 26
-) -> tuple[str, list[dict[str, Any]], Renderer, int]:
+) -> tuple[str, list[dict[str, Any]], GpuRenderer, int]:
     """What the program wrote, its events, the renderer and what was lost."""
     recording = GpuEngine([KernelStream(KernelStream.build(tools), calls=calls)], ring_bytes=ring_bytes)
     try:

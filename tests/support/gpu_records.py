@@ -9,7 +9,7 @@ from typing import Any
 
 from tracepipe.tracer.gpu.engines.annotations import AnnotationDecoder
 from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
-from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.engines.stalls import StallDecoder
 from tracepipe.tracer.gpu.engines.warps import WarpDecoder
 from tracepipe.tracer.request import CaptureRequest
@@ -24,16 +24,18 @@ def pack_record(kind: int, pid: int, tid: int, time_ns: int, payload: bytes) -> 
     return _RECORD.pack(0, len(payload), kind, pid, tid, time_ns) + payload + filler
 
 
-def kernel_renderer(gpus: Mapping[str, int] | None = None) -> Renderer:
+def kernel_renderer(gpus: Mapping[str, int] | None = None) -> GpuRenderer:
     """A renderer of the records of `--gpu kernels`."""
-    return Renderer([ProcessDecoder, KernelDecoder, StallDecoder], gpus)
+    return GpuRenderer([ProcessDecoder, KernelDecoder, StallDecoder], gpus)
 
 
-def warp_renderer(gpus: Mapping[str, int] | None = None, **options: Any) -> Renderer:
+def warp_renderer(gpus: Mapping[str, int] | None = None, **options: Any) -> GpuRenderer:
     """A renderer of the records of `--gpu warps`, with options of a request."""
-    return Renderer([ProcessDecoder, partial(WarpDecoder, request=CaptureRequest(**options))], gpus)
+    return GpuRenderer([ProcessDecoder, partial(WarpDecoder, request=CaptureRequest(**options))], gpus)
 
 
-def annotation_renderer(*, kernels: bool = False) -> Renderer:
+def annotation_renderer(*, kernels: bool = False) -> GpuRenderer:
     """A renderer of annotations, alone or with the records of `--gpu kernels`."""
-    return Renderer([*((ProcessDecoder, KernelDecoder, StallDecoder) if kernels else ()), AnnotationDecoder])
+    return GpuRenderer(
+        [*((ProcessDecoder, KernelDecoder, StallDecoder) if kernels else ()), AnnotationDecoder]
+    )

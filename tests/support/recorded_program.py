@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
 
 
 class Recorded:
     """The program while it is recorded, as a capture does it."""
 
-    def __init__(self, program: Path, renderer: Renderer, windows: bool = False, **more: str) -> None:
+    def __init__(self, program: Path, renderer: GpuRenderer, windows: bool = False, **more: str) -> None:
         self.channel = Channel(1 << 20)
         if windows:
             self.channel.expect_windows()

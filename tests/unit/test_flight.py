@@ -14,8 +14,7 @@ from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw
 from tracepipe.errors import OutputError
 from tracepipe.tracer import flight
 from tracepipe.tracer.engines.engine import Attachment
-from tracepipe.tracer.flight import Chunk, FlightRecorder, Frame, Outputs, Ring
-from tracepipe.tracer.frame import footer_of
+from tracepipe.tracer.flight import Chunk, FlightRecorder, Outputs, Ring
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD_BYTES, Loss
 from tracepipe.tracer.records.render import RecordRenderer
@@ -92,16 +91,18 @@ class Recorder:
     ) -> None:
         self.files, self.messages, self.clock = Files(failing), list[str](), clock
         self.control = Asking()
-        frame = Frame(
-            lambda start: {"type": "header", "start": start},
-            lambda store, renderer, reason, end, evicted: footer_of(
-                store, {}, renderer, reason, end, evicted
-            ),
-        )
         last = Last(10 * 10**9, size_bytes)
         assert isinstance(self.files, Outputs)
         probes = Probes(is_unordered=is_unordered)
-        self.inner = FlightRecorder(self.files, last, probes, None, frame, self.messages.append, self.control)
+        self.inner = FlightRecorder(
+            self.files,
+            last,
+            probes,
+            None,
+            lambda start: {"type": "header", "start": start},
+            self.messages.append,
+            self.control,
+        )
         self.inner.begin(PLAN, 0)
 
     def at(self, seconds: float, *items: bytes | Loss) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tracepipe.api.record import Files, NumberedOutputs
-from tracepipe.tracer.engines.engine import DeviceEngine, Listeners, NoProbes
+from tracepipe.tracer.engines.engine import Listeners, NoProbes
 from tracepipe.tracer.gpu.engines.kernels import KernelStream
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.warps import WarpStream
@@ -22,7 +22,7 @@ Line = dict[str, Any]
 
 def recorded(
     folder: Path,
-    engine: DeviceEngine,
+    engine: GpuEngine,
     program: Path,
     order: str,
     last: Last,

@@ -8,7 +8,6 @@ from typing import Any
 from tests.support.gpu_records import annotation_renderer, kernel_renderer, pack_record, warp_renderer
 from tests.unit.test_annotations import DATA, begun, ended
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, gpu, hello, kernel, name, record
-from tracepipe.tracer.engines.engine import DeviceRenderer
 from tracepipe.tracer.gpu.engines import api_calls, warps
 from tracepipe.tracer.gpu.engines.annotations import (
     LABEL,
@@ -16,7 +15,7 @@ from tracepipe.tracer.gpu.engines.annotations import (
     Label,
 )
 from tracepipe.tracer.gpu.engines.kernels import LAYERS, TAKEN, KernelDecoder, KernelKind
-from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.engines.transport import Kind
 from tracepipe.tracer.gpu.engines.warps import WarpDecoder, WarpKind
 
@@ -28,7 +27,7 @@ def read(texts: list[str]) -> list[Line]:
     return [json.loads(line) for line in texts]
 
 
-def resumed(renderer: DeviceRenderer, dropped: bytes, kept: bytes = b"") -> tuple[list[Line], list[Line]]:
+def resumed(renderer: GpuRenderer, dropped: bytes, kept: bytes = b"") -> tuple[list[Line], list[Line]]:
     """The lines of what was under way, and those of what was kept."""
     carry = renderer.carry()
     carry.add(dropped)

@@ -41,7 +41,7 @@ from tracepipe.tracer.gpu.engines.counters import (
     start_counters,
 )
 from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
-from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, Kind, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
@@ -252,7 +252,7 @@ def payload(*values: float, key: int = KEY, gpu: int = 0) -> bytes:
 def rendered(content: bytes) -> list[dict[str, Any]]:
     other = Sent(index=3)
     other.sampled = [Sampled(COUNTERS[2], COUNTERS[2].metrics[0].name, None)]
-    renderer = Renderer([partial(SampleDecoder, key=KEY, samplers=[Sent(), other])])
+    renderer = GpuRenderer([partial(SampleDecoder, key=KEY, samplers=[Sent(), other])])
     return [json.loads(text) for text in renderer.render(content).texts]
 
 
@@ -319,7 +319,7 @@ def test_with_windows_samples_wait_until_those_are_known() -> None:
 
 def test_samples_are_counted_and_carried_as_what_they_are() -> None:
     decoders = ProcessDecoder, KernelDecoder, partial(SampleDecoder, key=KEY, samplers=[Sent()])
-    renderer = Renderer(decoders)
+    renderer = GpuRenderer(decoders)
     content = record(payload(1.0, 2.0))
     assert renderer.counts(content) == {"hook": 1}
     carry = renderer.carry()

@@ -25,7 +25,7 @@ from tracepipe.tracer.gpu.engines.kernels import (
     KernelKind,
     KernelStream,
 )
-from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.transport import GPU, Kind
 
@@ -69,7 +69,7 @@ def call(start_ns: int, number: int, correlation: int, result: int = 0) -> bytes
     return CALL.pack(start_ns, start_ns + 100, 0, RUNTIME, number, 43, correlation, result)
 
 
-def lines(*chunks: bytes, renderer: Renderer | None = None) -> list[dict[str, Any]]:
+def lines(*chunks: bytes, renderer: GpuRenderer | None = None) -> list[dict[str, Any]]:
     """What becomes of the chunks; of a renderer of their own, with what waited for more."""
     own = renderer or kernel_renderer()
     texts = own.render(b"".join(chunks)).texts

@@ -18,7 +18,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COUNT_LIMIT
 from tracepipe.tracer.gpu.engines import annotations, api_calls, kernels, stalls
 from tracepipe.tracer.gpu.engines import warps as layout
-from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK, Renderer
+from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK, GpuRenderer
 from tracepipe.tracer.gpu.engines.transport import (
     CROWDED,
     GPU,
@@ -31,7 +31,7 @@ from tracepipe.tracer.gpu.engines.transport import (
     add_loss,
 )
 
-Make = Callable[[], Renderer]
+Make = Callable[[], GpuRenderer]
 
 API = 1 << 63 | 1 << 62 | 307
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 48, (1 << 62) - 1, 1 << 63, (1 << 64) - 1)
@@ -125,7 +125,7 @@ def _forged(chance: random.Random, payload: bytes) -> bytes:
     return bytes(changed)
 
 
-def _lines(renderer: Renderer, chunk: bytes) -> list[dict[str, object]]:
+def _lines(renderer: GpuRenderer, chunk: bytes) -> list[dict[str, object]]:
     lines = [json.loads(line) for line in renderer.render(chunk).texts]
     assert [fault for fault in map(first_fault, lines) if fault] == []
     return lines

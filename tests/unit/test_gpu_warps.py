@@ -17,7 +17,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.engines import api_calls
 from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.transport import GPU, NAME, Kind
 from tracepipe.tracer.gpu.engines.warps import WarpStream, thread_lines
@@ -35,7 +35,7 @@ def _name(number: int, text: str) -> bytes:
     return _pack(Kind.NAME, NAME.pack(number) + text.encode())
 
 
-def _lines(renderer: Renderer, chunk: bytes) -> list[dict[str, Any]]:
+def _lines(renderer: GpuRenderer, chunk: bytes) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in renderer.render(chunk).texts]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
     return lines

@@ -12,7 +12,6 @@ from tests.support.launched import LAUNCHERS, VARIABLES
 from tracepipe.errors import TracepipeError
 from tracepipe.event.checks import first_fault
 from tracepipe.launchers import RANK_MAX, Place, launcher_in, place_of
-from tracepipe.tracer.engines.engine import Coverage
 from tracepipe.tracer.frame import header_of, instant
 from tracepipe.tracer.request import CaptureRequest
 
@@ -130,6 +129,6 @@ def test_the_header_states_it(
 ) -> None:
     for name, value in set_to.items():
         monkeypatch.setenv(name, value)
-    header = header_of(CaptureRequest(COMMAND), "bcc 1", Coverage(), {}, None, instant())
+    header = header_of(CaptureRequest(COMMAND), "bcc 1", (), {}, None, instant())
     assert {key: header[key] for key in ("rank", "world_size") if key in header} == stated
     assert first_fault(header) is None

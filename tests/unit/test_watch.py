@@ -15,9 +15,10 @@ from tests.unit.test_capture_record import PROBES, raw
 from tests.unit.test_gpu_carries import entry, leave
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, hello, kernel, name, record
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.tracer.gpu.engines.annotations import AnnotationKind
 from tracepipe.tracer.gpu.engines.kernels import KernelKind
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.records.record import CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Filters, Last, Plan, Scope
@@ -38,15 +39,15 @@ def threads_are_believed_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
 class Device:
     """An engine for GPUs, as far as it is asked what it records."""
 
-    def __init__(self, renderer: DeviceRenderer, *layers: str) -> None:
+    def __init__(self, renderer: GpuRenderer, *layers: str) -> None:
         self.layers, self._renderer = frozenset(layers), renderer
 
-    def renderer(self) -> DeviceRenderer:
+    def renderer(self) -> GpuRenderer:
         return self._renderer
 
 
 def watch(*when: str, device: Any = None, last_ms: int = 4000, plan: Plan = PLAN) -> Watch:
-    engine: DeviceEngine | None = device
+    engine: GpuEngine | None = device
     return Watch(Last(last_ms * MS, when=when), plan, engine)
 
 

@@ -34,7 +34,7 @@ from tracepipe.tracer.request import CaptureRequest, Control, Notify
 from tracepipe.tracer.summary import CaptureSummary, summary_lines
 
 if TYPE_CHECKING:
-    from tracepipe.tracer.engines.engine import Collector
+    from tracepipe.tracer.engines.engine import Store
     from tracepipe.tracer.live.recorded import RecordedTotals
     from tracepipe.tracer.live.sink import LiveSink
 
@@ -116,7 +116,7 @@ def record(
     command_output: str = "",
     force: bool,
     notify: Notify,
-    watchers: Sequence[Collector] = (),
+    watchers: Sequence[Store] = (),
     control: Control | None = None,
 ) -> CaptureSummary:
     """Capture into a file, which keeps what was recorded in every case.

@@ -73,7 +73,7 @@ class Trials:
         began_ns = time.monotonic_ns()
         recording = engine.attach(plan, self._notify)
         attached_ns = time.monotonic_ns()
-        missing = recording.coverage.missing
+        missing = recording.missing
         recording.close()
         timing = Timing(attached_ns - began_ns, time.monotonic_ns() - attached_ns)
         if missing:

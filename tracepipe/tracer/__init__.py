@@ -17,7 +17,7 @@ from tracepipe.tracer.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.tracer.summary import CaptureSummary
 
 if TYPE_CHECKING:  # the values of options are known without the engines
-    from tracepipe.tracer.engines.engine import Collector, Engine, Listeners, Store
+    from tracepipe.tracer.engines.engine import Engine, Listeners, Store
     from tracepipe.tracer.flight import Outputs
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
@@ -46,7 +46,7 @@ def capture(
     sink: BinaryIO | Store | Outputs,
     *,
     notify: Notify,
-    watchers: Sequence[Collector] = (),
+    watchers: Sequence[Store] = (),
     control: Control | None = None,
     complete: Callable[[], None] = lambda: None,
 ) -> CaptureSummary:

@@ -16,18 +16,23 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, runtime_checkable
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import HostInstant
-from tracepipe.tracer.engines.engine import Attachment, Decoder, DeviceEngine, DeviceRenderer, Renderer, Store
-from tracepipe.tracer.frame import instant
+from tracepipe.tracer.engines.engine import Attachment, Decoder, Store
+from tracepipe.tracer.frame import footer_of, instant
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
+from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.unrendered import Carried, Carry
 from tracepipe.tracer.request import Control, Last, Notify, Plan
 from tracepipe.tracer.spool import Spool
 from tracepipe.tracer.summary import Recording
 from tracepipe.tracer.watch import Watch
+
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 _SEGMENTS: Final = 100  # how many parts the kept time and size have; each is evicted as a whole
 _ITEM_BYTES: Final = 128  # the memory of each item in addition to its content
@@ -43,12 +48,12 @@ class FlightRecorder(Store):
         outputs: Outputs,
         last: Last,
         attachment: Attachment,
-        device: DeviceEngine | None,
-        frame: Frame,
+        device: GpuEngine | None,
+        header: Callable[[HostInstant], Mapping[str, Any]],
         notify: Notify,
         control: Control | None = None,
     ) -> None:
-        self._outputs, self._last, self._frame, self._notify = outputs, last, frame, notify
+        self._outputs, self._last, self._header, self._notify = outputs, last, header, notify
         self._attachment, self._device, self._control = attachment, device, control
         self._ring = Ring(last, is_unordered=attachment.is_unordered)
         self._renderer = attachment.renderer()  # it only counts, and renders no lines
@@ -214,20 +219,16 @@ class FlightRecorder(Store):
         """Write a recording; sets its `recording` or `error`."""
         try:
             with self._outputs.another() as (path, sink):
-                sizes_bytes = [
-                    sum(
-                        len(item.content)
-                        for item in dump.items
-                        if isinstance(item, Chunk) and item.of_device == of_device
-                    )
-                    for of_device in (False, True)
-                ]
+                sizes_bytes = {False: 0, True: 0}
+                for item in dump.items:
+                    if isinstance(item, Chunk):
+                        sizes_bytes[item.of_device] += len(item.content)
                 dump.spool = Spool(
                     sink,
                     dump.renderer,
                     device_renderer=dump.device,
                     is_unordered=self._attachment.is_unordered,
-                    sizes_bytes=(sizes_bytes[0], sizes_bytes[1]),
+                    sizes_bytes=(sizes_bytes[False], sizes_bytes[True]),
                 )
                 with closing(dump.spool):
                     self._write_lines(path, dump, dump.spool)
@@ -237,7 +238,7 @@ class FlightRecorder(Store):
     def _write_lines(self, path: str, dump: _Dump, spool: Spool) -> None:
         assert self._plan is not None
         began_ns, start_ns = time.monotonic_ns(), dump.start["monotonic_ns"]
-        spool.write_record(self._frame.header(dump.start))
+        spool.write_record(self._header(dump.start))
         # Records from before the start may follow later ones.
         decoders: dict[bool, Decoder] = {False: dump.renderer}
         if dump.device is not None:
@@ -278,7 +279,8 @@ class FlightRecorder(Store):
         spool.finish()
         while not spool.wait(1.0):
             pass
-        footer = self._frame.footer(spool, dump.device, dump.reason, dump.end, dump.evicted)
+        filtered = self._attachment.filtered
+        footer = footer_of(spool, filtered, dump.device, dump.reason, dump.end, dump.evicted)
         spool.write_record(footer)
         dump.error = spool.error
         dump.recording = Recording(
@@ -302,14 +304,6 @@ class Outputs(Protocol):
         """The name and the stream of a file for the next recording. Raises OutputError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The functions that make the header and the footer of a recording."""
-
-    header: Callable[[HostInstant], Mapping[str, Any]]
-    footer: Callable[[Spool, DeviceRenderer | None, str, HostInstant, Mapping[str, int]], Mapping[str, Any]]
-
-
 @dataclass(slots=True)
 class _Dump:
     """A recording that is written: what was kept at the time of the request, and what was carried. `asked`:
@@ -324,8 +318,8 @@ class _Dump:
     of_device: Carried
     evicted: dict[str, int]
     reason: str
-    renderer: Renderer
-    device: DeviceRenderer | None
+    renderer: RecordRenderer
+    device: GpuRenderer | None
     asked: int
     thread: threading.Thread = field(init=False)
     spool: Spool | None = None

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.model import SCHEMA_VERSION, HostInstant
 from tracepipe.launchers import place_of
-from tracepipe.tracer.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
+from tracepipe.tracer.engines.engine import Store
 from tracepipe.tracer.machine.processes import clock_ahead_ns
 from tracepipe.tracer.request import CALL_LAYERS, CaptureRequest
+
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # The options of the request that a header has where they differ from the default.
@@ -40,13 +44,13 @@ def instant() -> HostInstant:
 def header_of(
     request: CaptureRequest,
     engine: str,
-    coverage: Coverage,
+    recorded: Sequence[str],
     missing: Mapping[str, str],
-    device: DeviceEngine | None,
+    device: GpuEngine | None,
     start: HostInstant,
 ) -> dict[str, Any]:
-    """The header of a recording that starts at `start`; `missing`: layer → why it is not recorded."""
-    made = [layer for layer in CALL_LAYERS if layer in request.layers and "userspace" in coverage.got]
+    """The header of a recording that starts at `start`. `recorded`: layers; `missing`: layer → why not."""
+    made = [layer for layer in CALL_LAYERS if layer in request.layers and "userspace" in recorded]
     by_device = sorted(device.layers) if device else ()
     asked, usual = asdict(request), asdict(CaptureRequest())
     stated = {**asked, **asked["filters"], **asked["windows"]}
@@ -80,7 +84,7 @@ def header_of(
         start=start,
         layers={
             "asked": list(request.layers),
-            "got": list(dict.fromkeys((*coverage.got, *made, *by_device))),
+            "got": list(dict.fromkeys((*recorded, *made, *by_device))),
             "missing": dict(missing),
         },
         options={name: stated[name] for name in _OPTIONS if stated[name] != usual[name]} | last,
@@ -97,7 +101,7 @@ def header_of(
 def footer_of(
     store: Store,
     filtered: Mapping[str, int],
-    renderer: DeviceRenderer | None,
+    renderer: GpuRenderer | None,
     ended_by: str,
     end: HostInstant,
     evicted: Mapping[str, int] | None = None,

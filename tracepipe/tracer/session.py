@@ -10,21 +10,15 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import HostInstant
 from tracepipe.hooks.hook import FilePlace
 from tracepipe.tracer.engines.drain import SHORT_S, Tick
-from tracepipe.tracer.engines.engine import (
-    Attachment,
-    DeviceEngine,
-    Engine,
-    Listeners,
-    Store,
-)
+from tracepipe.tracer.engines.engine import Attachment, Engine, Listeners, Store
 from tracepipe.tracer.find.library import find_program
-from tracepipe.tracer.flight import FlightRecorder, Frame, Outputs
+from tracepipe.tracer.flight import FlightRecorder, Outputs
 from tracepipe.tracer.frame import footer_of, header_of, instant
 from tracepipe.tracer.machine.processes import Processes, ended_first, runs_first
 from tracepipe.tracer.machine.refusals import shortage_of
@@ -35,6 +29,9 @@ from tracepipe.tracer.spool import Spool, why
 from tracepipe.tracer.summary import CaptureSummary
 from tracepipe.tracer.target import Interrupts, Target, blocked, check_not_interrupted
 from tracepipe.tracer.windows import WindowCourse
+
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 _LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library waits 3 s for a running kernel
 
@@ -48,7 +45,7 @@ def run_session(
     request: CaptureRequest,
     sink: BinaryIO | Store | Outputs,
     listeners: Listeners,
-    device: DeviceEngine | None = None,
+    device: GpuEngine | None = None,
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Raises the errors that `capture`
     documents.
@@ -80,9 +77,9 @@ def run_session(
             attachment = engine.attach(plan, notify)
             attach_ns = time.monotonic_ns() - began_ns
             with closing(attachment):
-                missing |= attachment.coverage.missing
+                missing |= attachment.missing
                 name = f"{engine.name} {engine_version}".strip() + (f", {device.name}" if device else "")
-                header = partial(header_of, request, name, attachment.coverage, missing, device)
+                header = partial(header_of, request, name, attachment.layers, missing, device)
                 summary = _Session(
                     request, sink, listeners, device, interrupts, plan, attachment, header, name, attach_ns
                 ).run()
@@ -111,7 +108,7 @@ class _Session:
     request: CaptureRequest
     sink: BinaryIO | Store | Outputs
     listeners: Listeners
-    device: DeviceEngine | None
+    device: GpuEngine | None
     interrupts: Interrupts
     plan: Plan
     attachment: Attachment
@@ -220,13 +217,12 @@ class _Session:
             return self.sink
         if isinstance(self.sink, Outputs):
             assert self.request.last is not None
-            filtered = self.attachment.filtered
             return FlightRecorder(
                 self.sink,
                 self.request.last,
                 self.attachment,
                 self.device,
-                Frame(self.header, lambda store, *rest: footer_of(store, filtered, *rest)),
+                self.header,
                 self.listeners.notify,
                 self.listeners.control,
             )

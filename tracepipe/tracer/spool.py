@@ -19,15 +19,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tracepipe import disk_space
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.tracer.engines.drain import SHORT_S
-from tracepipe.tracer.engines.engine import Decoder, DeviceRenderer, Renderer, Store
+from tracepipe.tracer.engines.engine import Decoder, Store
 from tracepipe.tracer.records.line import Lines, record_line
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss, loss_record, unread, unread_error
+from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.request import Limits, Plan
+
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
 
 _PIECE_BYTES = 64 * 4096  # rendered in one call: 4096 records
 _LEAST_BYTES = 256 * RECORD_BYTES  # the smallest piece that is written where a disk is nearly full
@@ -67,9 +71,9 @@ class Spool(Store):
     def __init__(
         self,
         sink: BinaryIO,
-        renderer: Renderer,
+        renderer: RecordRenderer,
         *,
-        device_renderer: DeviceRenderer | None = None,
+        device_renderer: GpuRenderer | None = None,
         is_unordered: bool = False,
         limits: Limits = _NO_LIMITS,
         sizes_bytes: tuple[int, int] | tuple[None, None] = (None, None),
@@ -142,8 +146,15 @@ class Spool(Store):
                 self._full_since_s = None
                 return True
             except (OutputError, MemoryError) as error:
-                if self._may_wait(error):
-                    self._divide_first()
+                # Other programs may free disk space, and rendering lines frees some.
+                now_s = time.monotonic()
+                self._full_since_s = self._full_since_s or now_s
+                if disk_space.is_full(error.__cause__) and now_s - self._full_since_s < _PATIENCE_S:
+                    if not of_device and len(chunk) > _LEAST_BYTES:  # small pieces of it may fit
+                        starts = range(0, len(chunk), _LEAST_BYTES)
+                        pieces = [(chunk[start : start + _LEAST_BYTES], of_device) for start in starts]
+                        self._held.popleft()
+                        self._held.extendleft(reversed(pieces))
                     return False
                 self.error = error
         try:
@@ -151,25 +162,6 @@ class Spool(Store):
         except MemoryError:
             self._unkept[None] += len(chunk) // RECORD_BYTES
         return True
-
-    def _divide_first(self) -> None:
-        """Divide the first waiting chunk into small pieces, as some of them may fit; a GPU's chunks stay
-        whole.
-        """
-        chunk, of_device = self._held[0]
-        if not of_device and not isinstance(chunk, Loss) and len(chunk) > _LEAST_BYTES:
-            self._held.popleft()
-            starts = range(0, len(chunk), _LEAST_BYTES)
-            pieces = [(chunk[start : start + _LEAST_BYTES], of_device) for start in starts]
-            self._held.extendleft(reversed(pieces))
-
-    def _may_wait(self, error: OutputError | MemoryError) -> bool:
-        """Whether to try again: other programs may free disk space, and rendering lines frees some."""
-        if not disk_space.is_full(error.__cause__):
-            return False
-        if self._full_since_s is None:
-            self._full_since_s = time.monotonic()
-        return time.monotonic() - self._full_since_s < _PATIENCE_S
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the header or the footer, while no lines are being rendered."""
@@ -235,7 +227,18 @@ class Spool(Store):
 
     def _write(self) -> None:
         try:
-            while (item := self._next()) is not None:
+            while True:
+                # Waiting lines are written when it is time to, even if no item arrives.
+                wait_s = None if self._flush_at_s is None else self._flush_at_s - time.monotonic()
+                if wait_s is not None and wait_s <= 0:
+                    self._flush()
+                    continue
+                try:
+                    item = self._items.get(wait_s)
+                except TimeoutError:
+                    continue
+                if item is None:
+                    break
                 if isinstance(item, Loss):
                     self._write_loss(item)
                 elif item.of_device:
@@ -256,16 +259,6 @@ class Spool(Store):
             self._flush()
         except Exception as error:  # a bug: raised by the code that waits for the end
             self.error = error
-
-    def _next(self) -> Span | Loss | None:
-        """Wait for the next item, and write waiting lines when it is time to, even if no item arrives."""
-        while True:
-            wait_s = None
-            if self._flush_at_s is not None and (wait_s := self._flush_at_s - time.monotonic()) <= 0:
-                self._flush()
-                wait_s = None
-            with suppress(TimeoutError):
-                return self._items.get(wait_s)
 
     def _put_out(self, lines: bytes, counts: Mapping[str, int]) -> None:
         """Put out lines, with the number of events of each layer in them."""

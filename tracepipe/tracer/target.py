@@ -52,9 +52,9 @@ class Target:
         process's environment, and `stdout` is its standard output. Raises TracepipeError where it cannot run
         as the user who called sudo.
         """
-        start = _Start(program, command, mask, environment or {}, stdout, _command_user())
+        self._program, self._command, self._mask, self._stdout = program, command, mask, stdout
+        self._environment, self._user = environment or {}, _command_user()
         self._ending: Ending | None = None
-        self._command = command
         self._go = self._failure = -1
         self.is_released = False
         """Whether it executes the command; from then on `close` does not end it."""
@@ -64,7 +64,7 @@ class Target:
             self.pid = os.fork()
             if self.pid == 0:
                 os.close(self._go)
-                _become(start, go_read, failure_write)
+                self._become(go_read, failure_write)
             opened.pop_all()
         os.close(go_read)
         os.close(failure_write)
@@ -116,6 +116,24 @@ class Target:
                 os.close(descriptor)
         self._go = self._failure = -1
 
+    def _become(self, go: int, failure: int) -> None:
+        """In the child: wait for the release, then turn into the command. Never returns."""
+        try:
+            if os.read(go, 1):
+                # Python ignores the last two, and exec would keep them ignored; a shell would not.
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+                if self._stdout != 1:
+                    os.dup2(self._stdout, 1)
+                names = _drop_to(self._user) if self._user else {}
+                os.execve(self._program, self._command, {**os.environ, **names, **self._environment})
+        except BaseException as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            os.write(failure, (reason or f"{type(error).__name__} {error}").encode()[:256])
+        finally:
+            os._exit(127)
+
 
 def _ending(status: int) -> Ending:
     if os.WIFSIGNALED(status):
@@ -126,39 +144,6 @@ def _ending(status: int) -> Ending:
             name = f"SIGRTMIN+{number - signal.SIGRTMIN}"
         return Ending(f"signal {number} ({name})", 128 + number)
     return Ending(f"exit {os.WEXITSTATUS(status)}", os.WEXITSTATUS(status))
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """How a command is executed: parameters of `Target`, and the user as whom it runs (None: as this one)."""
-
-    program: str
-    command: list[str]
-    mask: set[signal.Signals]
-    environment: Mapping[str, str]
-    stdout: int
-    user: struct_passwd | None
-
-
-def _become(start: _Start, go: int, failure: int) -> None:
-    """In the child: wait for the release, then turn into the command. Never returns."""
-    try:
-        if os.read(go, 1):
-            # Python ignores these two, and exec would keep them ignored; a shell would not.
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
-            if start.stdout != 1:
-                os.dup2(start.stdout, 1)
-            names = _drop_to(start.user) if start.user else {}
-            os.execve(start.program, start.command, {**os.environ, **names, **start.environment})
-    except BaseException as error:
-        reason = error.strerror if isinstance(error, OSError) else None
-        os.write(failure, (reason or f"{type(error).__name__} {error}").encode()[:256])
-    finally:
-        os._exit(127)
 
 
 def _command_user() -> struct_passwd | None:

@@ -12,16 +12,18 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.names import did_you_mean
-from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.tracer.machine.processes import own_namespace
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span, SpanKind
 from tracepipe.tracer.request import Last, Plan
 from tracepipe.units import duration_ns, duration_text
+
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 AFTER_NS: Final = 10**9
 """How long after a condition became true a recording is written, but at most a quarter of the kept time. It
@@ -42,7 +44,7 @@ _HINT: Final = f"Write {', '.join(FORMS.values())}; names are patterns."
 class Watch:
     """Reads everything that is collected, and reports when one of the conditions becomes true."""
 
-    def __init__(self, last: Last, plan: Plan, device: DeviceEngine | None) -> None:
+    def __init__(self, last: Last, plan: Plan, device: GpuEngine | None) -> None:
         """Make one for a plan. Raises TracepipeError for a condition that can never be true in this
         recording.
         """
@@ -58,8 +60,7 @@ class Watch:
             syscalls,
             is_there=lambda tid: not is_known or Path(f"/proc/{tid}").exists(),
         )
-        renderer: DeviceRenderer | None = device.renderer() if device else None
-        self._channel = renderer.spans(self._conditions) if renderer else None
+        self._channel = device.renderer().spans(self._conditions) if device else None
         for condition in self._conditions.all:
             _check(condition, plan, device.layers if device else (), syscalls.values())
         self._found: tuple[Condition, Span] | None = None

@@ -14,8 +14,9 @@ Between windows probes are detached:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tracepipe.tracer.engines.engine import Attachment, DeviceEngine, Turn
+from tracepipe.tracer.engines.engine import Attachment, Turn
 from tracepipe.tracer.request import (
     API,
     PROFILER,
@@ -28,6 +29,9 @@ from tracepipe.tracer.request import (
     triggers_of,
 )
 from tracepipe.tracer.summary import RecordedWindows
+
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 _ALONE_NS = 5_000_000
 """How long a library has to begin or end its window itself, at the call that the probes see too."""
@@ -74,8 +78,8 @@ class WindowCourse:
     count: int = 0
     length_ns: int = 0
     _attachment: Attachment | None = None
-    _device: DeviceEngine | None = None
-    _follower: DeviceEngine | None = None
+    _device: GpuEngine | None = None
+    _follower: GpuEngine | None = None
     """The engine that gets every begin and end of a window. `_device` is the same engine where it is asked to
     begin and end its own windows.
     """
@@ -105,7 +109,7 @@ class WindowCourse:
         """The windows so far; None where none were requested."""
         return RecordedWindows(self.count, self.length_ns) if self.request.windows.are_asked else None
 
-    def start(self, attachment: Attachment, now_ns: int, device: DeviceEngine | None = None) -> None:
+    def start(self, attachment: Attachment, now_ns: int, device: GpuEngine | None = None) -> None:
         """The recording starts."""
         self._closed_ns = now_ns
         self._follower = device

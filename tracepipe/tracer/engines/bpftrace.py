@@ -157,7 +157,7 @@ class BpftraceAttachment(Attachment):
         asked = self._process.asked_points
         if missing := max(asked - self._process.found_points, 0):
             notify(f"bpftrace did not find {missing} of {asked} places to probe")
-        self.coverage.cover(plan, refused, notify)
+        self.cover(plan, refused, notify)
 
     def start(self) -> None:
         scope = self._plan.scope

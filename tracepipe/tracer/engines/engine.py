@@ -1,19 +1,18 @@
-"""The interfaces of an engine, and of the collectors that take what it collects."""
+"""The interfaces of an engine, and of the stores that take what it collects."""
 
 from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from tracepipe.errors import OutputError
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss, window_record
 from tracepipe.tracer.records.render import RecordRenderer
-from tracepipe.tracer.records.unrendered import Carried, Carry, SpanReader, Wanted
+from tracepipe.tracer.records.unrendered import Carried, Carry
 from tracepipe.tracer.request import Cause, Control, Notify, Plan
 from tracepipe.tracer.summary import Recording
 
@@ -25,34 +24,18 @@ class Turn(NamedTuple):
     begins: bool
 
 
-class Collector(Protocol):
-    """Takes what a recording collects, in order."""
-
-    def begin(self, plan: Plan, start_ns: int) -> None:
-        """Called first: the records of this plan follow, from `start_ns` on CLOCK_MONOTONIC."""
-
-    def put(self, chunk: bytes) -> None:
-        """Take whole records."""
-
-    def put_loss(self, loss: Loss) -> None:
-        """Take a loss, after the records that precede it."""
-
-    def finish(self) -> None:
-        """Called at the end: no more records follow."""
-
-
 @dataclass(frozen=True, slots=True)
 class Listeners:
     """Who learns of a recording while it is made: parameters of `tracepipe.tracer.capture`."""
 
     notify: Notify
-    watchers: Sequence[Collector] = ()
+    watchers: Sequence[Store] = ()
     control: Control | None = None
     complete: Callable[[], None] = lambda: None
 
 
-class Store(Collector):
-    """A collector that reports what it has taken."""
+class Store:
+    """Takes what a recording collects, in order, and reports what it has taken."""
 
     is_file = False
     """Whether it writes a file of its own."""
@@ -65,6 +48,22 @@ class Store(Collector):
     error: Exception | None = None
     """Why it takes no more: an OutputError or a bug. Events that are put from then on are counted as lost."""
     cpu_losses: dict[str, dict[int, int]]
+
+    @abstractmethod
+    def begin(self, plan: Plan, start_ns: int) -> None:
+        """Called first: the records of this plan follow, from `start_ns` on CLOCK_MONOTONIC."""
+
+    @abstractmethod
+    def put(self, chunk: bytes) -> None:
+        """Take whole records."""
+
+    @abstractmethod
+    def put_loss(self, loss: Loss) -> None:
+        """Take a loss, after the records that precede it."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Called at the end: no more records follow."""
 
     @property
     def size_bytes(self) -> int:
@@ -123,144 +122,10 @@ class Decoder(Protocol):
         """Layer → events of the records in a chunk that is not rendered."""
 
     def carry(self) -> Carry:
-        """An object that keeps what this kind of decoder needs from evicted records."""
+        """A new object that keeps what this kind of decoder needs from evicted records."""
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
-        """Start after evicted records: returns the lines of what was still open, as beginning at
-        `start_ns`.
-        """
-
-
-class Renderer(Decoder, Protocol):
-    """The decoder of the records of probes."""
-
-    def learn(self, chunk: bytes) -> None:
-        """Read from a chunk what earlier lines need; for unordered recordings."""
-
-
-class DeviceRenderer(Decoder, Protocol):
-    """The decoder of what a library in the command recorded; each chunk is decoded as a whole."""
-
-    @property
-    def news(self) -> Sequence[str]:
-        """The notes that are known before the recording ends, in order; `notes` begins with them."""
-
-    @property
-    def notes(self) -> list[str]:
-        """The messages for the user."""
-
-    @property
-    def losses(self) -> dict[str, int]:
-        """Layer → events lost, as the decoder itself found."""
-
-    @property
-    def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs of the records so far, in the form of a header."""
-
-    @property
-    def sampling(self) -> list[dict[str, Any]]:
-        """The processor time of processes that sample GPUs so far, in the form of a footer."""
-
-    @property
-    def stall_samples(self) -> int:
-        """Samples of what warps wait for so far, which are not counted as events."""
-
-    def rest(self) -> Iterator[Lines]:
-        """The other lines of the last chunk, a few thousand at a time: together they could take hundreds of
-        MB.
-        """
-
-    def last(self) -> Lines:
-        """Called after the last chunk: the lines of records that were waiting for others."""
-
-    def spans(self, wanted: Wanted) -> SpanReader:
-        """A reader that finds long calls and kernels in such records."""
-
-    def anew(self) -> DeviceRenderer:
-        """A new renderer with the settings of this one."""
-
-
-class DeviceEngine(Protocol):
-    """A library in the target's processes that records what their GPUs do."""
-
-    name: str
-    layers: frozenset[str]
-    """The layers that it records; with `userspace` it records calls, and no probes are attached for them."""
-    clocks: Sequence[str]
-    """The clocks other than CLOCK_MONOTONIC that its times may be of."""
-    gpus: Sequence[Mapping[str, Any]]
-    """The GPUs of this machine, in the form of a header: index, name, uuid, sm_count, limits."""
-    counters: Sequence[Mapping[str, Any]]
-    """The sampled counters of the GPUs' hardware, in the form of a header."""
-    sees: Mapping[str, Path]
-    """Kind of a trigger that a library in the command sees → the library."""
-
-    def environment(self) -> dict[str, str]:
-        """The variables to add to the target's environment."""
-
-    def enter(self, pids: Sequence[int]) -> None:
-        """Record running processes from now on. Raises CaptureUnavailable, TracepipeError."""
-
-    def collect(self, *, is_final: bool = False) -> bytes:
-        """The records since the last call; never waits. `is_final`: the target has ended."""
-
-    def lost(self) -> list[Loss]:
-        """Losses since the last call."""
-
-    def renderer(self) -> DeviceRenderer:
-        """The decoder of what `collect` returns; used on another thread."""
-
-    def expect_windows(self, waited_for: Mapping[str, str]) -> None:
-        """Called before a process begins: events are recorded only in windows, whose begin and end the
-        environment describes.
-        """
-
-    def arm(self, windows: int) -> None:
-        """From now on, processes begin and end windows at their triggers, at most this many."""
-
-    def set_window(self, *, is_open: bool) -> None:
-        """Begin a window, or end the open one, unless a process has already done so."""
-
-    def hits(self) -> int:
-        """How often a trigger that the library sees happened since `arm`, or since the last window began."""
-
-    def turns(self) -> list[Turn]:
-        """The begins and ends of windows by processes since the last call."""
-
-    def turned(self, turn: Turn) -> None:
-        """Called when a window of the recording, or a recording without windows, begins or ends; in order of
-        time.
-        """
-
-    def stop(self) -> None:
-        """Ask the target's processes to stop recording and to undo what the library did; never waits.
-
-        Their last records are collected until `is_over`.
-        """
-
-    def is_over(self) -> bool:
-        """Whether every process has sent its last records and stopped, or has ended."""
-
-    def close(self) -> None:
-        """Free the memory; what the target still sends is not read."""
-
-
-@dataclass(slots=True)
-class Coverage:
-    """The layers that a recording has, and why it lacks the others."""
-
-    got: list[str] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)
-
-    def cover(self, plan: Plan, refused: Collection[int], notify: Notify) -> None:
-        """Report which layers of a plan are recorded, where the kernel refused some probes."""
-        for layer in plan.layers:
-            probes = {index for index, probe in enumerate(plan.probes) if probe.layer == layer}
-            if probes and probes.issubset(refused) and layer not in plan.own:
-                self.missing[layer] = "the kernel lets none of its functions be probed"
-                notify(f"no {layer} layer: {self.missing[layer]}")
-            else:
-                self.got.append(layer)
+        """Start after evicted records: returns the lines of what was open, as beginning at `start_ns`."""
 
 
 class Attachment:
@@ -276,11 +141,24 @@ class Attachment:
     """Which triggers the probes see: True for those that begin windows, False for those that end them."""
 
     def __init__(self, plan: Plan | None = None) -> None:
-        self.coverage = Coverage()
+        self.layers: list[str] = []
+        """The layers that are recorded."""
+        self.missing: dict[str, str] = {}
+        """Layer → why it is not recorded."""
         self.filtered: dict[str, int] = {}
         """Layer → events that a filter left out; complete after `stop`."""
         self._causes = plan.windows.causes if plan and plan.windows else ()
         self._turned = b""
+
+    def cover(self, plan: Plan, refused: Collection[int], notify: Notify) -> None:
+        """Set `layers` and `missing`, where the kernel refused some of the plan's probes."""
+        for layer in plan.layers:
+            probes = {index for index, probe in enumerate(plan.probes) if probe.layer == layer}
+            if probes and probes.issubset(refused) and layer not in plan.own:
+                self.missing[layer] = "the kernel lets none of its functions be probed"
+                notify(f"no {layer} layer: {self.missing[layer]}")
+            else:
+                self.layers.append(layer)
 
     def start(self) -> None:
         """Record the plan's scope from now on; a command from its exec on. With windows, only the threads of
@@ -298,7 +176,7 @@ class Attachment:
         """Losses since the last call."""
         return []
 
-    def renderer(self) -> Renderer:
+    def renderer(self) -> RecordRenderer:
         """The decoder of what `collect` returns, for a started recording; used on another thread."""
         return RecordRenderer([], {}, {}, causes=self._causes)
 

@@ -100,7 +100,7 @@ class ProbeAttachment(Attachment):
         except BaseException:
             self.close()
             raise
-        self.coverage.cover(plan, self._say_refused(), notify)
+        self.cover(plan, self._say_refused(), notify)
 
     def start(self) -> None:
         scope = self._plan.scope

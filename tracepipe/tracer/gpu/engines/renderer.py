@@ -1,6 +1,6 @@
 """Reads the records of a channel for three purposes. The streams of an engine bring what reads their kinds:
 
-    chunk ──▶ records ─┬─▶ Renderer       a Decoder for each kind ──▶ lines, losses, messages
+    chunk ──▶ records ─┬─▶ GpuRenderer       a Decoder for each kind ──▶ lines, losses, messages
                        ├─▶ ChannelCarry   a Keeper for each kind  ──▶ what later records need of evicted ones
                        └─▶ ChannelSpans   a Finder for each kind  ──▶ long calls, kernels and ranges
 
@@ -389,9 +389,9 @@ class ProcessDecoder(Decoder):
             recording.stacks.add_frame(record.pid, payload)
 
 
-class Renderer:
-    """A `DeviceRenderer`, which documents its methods: turns chunks of records into lines. Records that no
-    decoder knows are refused.
+class GpuRenderer:
+    """A `Decoder` of what libraries in a command recorded; each chunk is decoded as a whole. Records that no
+    decoder of their kind takes are refused.
     """
 
     def __init__(self, makers: Sequence[MakeDecoder], gpus: Mapping[str, int] | None = None) -> None:
@@ -404,18 +404,22 @@ class Renderer:
 
     @property
     def notes(self) -> list[str]:
+        """The messages for the user. They begin with `news`, those that are known before the end."""
         return self.recording.notes + [note for decoder in self._decoders for note in decoder.last_notes]
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs of the records so far, in the form of a header."""
         return self.recording.gpus.reported
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
+        """The processor time of processes that sample GPUs so far, in the form of a footer."""
         return [one for decoder in self._decoders for one in decoder.sampling]
 
     @property
     def stall_samples(self) -> int:
+        """Samples of what warps wait for so far, which are not counted as events."""
         return sum(decoder.stall_samples for decoder in self._decoders)
 
     def render(self, chunk: bytes) -> Lines:
@@ -435,10 +439,12 @@ class Renderer:
         return lines
 
     def rest(self) -> Iterator[Lines]:
+        """The other lines of the last chunk, a few thousand at a time: all may take hundreds of MB."""
         for decoder in self._decoders:
             yield from decoder.rest()
 
     def last(self) -> Lines:
+        """Called after the last chunk: the lines of records that were waiting for others."""
         lines = Lines()
         for decoder in self._decoders:
             decoder.last(lines)
@@ -459,11 +465,13 @@ class Renderer:
                 counts[layer] += events
         return {layer: events for layer, events in counts.items() if events}
 
-    def anew(self) -> Renderer:
-        return Renderer(self._makers, self._gpus)
+    def anew(self) -> GpuRenderer:
+        """A new renderer with the settings of this one."""
+        return GpuRenderer(self._makers, self._gpus)
 
     def carry(self) -> ChannelCarry:
         return ChannelCarry(self._decoders)
 
     def spans(self, wanted: Wanted) -> ChannelSpans:
+        """A reader that finds long calls and kernels in such records."""
         return ChannelSpans(wanted, self._decoders)

@@ -1,6 +1,6 @@
 """A GPU engine is a channel to the processes of a command, and the streams of records that it collects.
 
-libraries in the command ──▶ Channel ──────┬─▶ GpuEngine ──▶ chunks ──▶ Renderer
+libraries in the command ──▶ Channel ──────┬─▶ GpuEngine ──▶ chunks ──▶ GpuRenderer
 samplers of the GPUs ──▶ CounterStream ────┘
 
 KernelStream, StallStream, WarpStream and AnnotationStream are of what comes through the channel. A stream
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.channel import CHANNEL_BYTES, Channel
-from tracepipe.tracer.gpu.engines.renderer import MakeDecoder, Renderer
+from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, MakeDecoder
 from tracepipe.tracer.records.record import Loss
 
 STACKS_VARIABLE: Final = "TRACEPIPE_GPU_STACKS"
@@ -80,8 +80,8 @@ class RecordStream:
 
 
 class GpuEngine:
-    """A `DeviceEngine`, which documents its methods: a channel that a command finds by its environment, and
-    the streams of records in it and beside it.
+    """Records what the GPUs of a command do: a channel that its processes find by their environment, and the
+    streams of records in it and beside it.
     """
 
     def __init__(
@@ -99,12 +99,14 @@ class GpuEngine:
         self.streams: list[RecordStream] = []
         self.name, self.gpus = "", gpus
         self.layers: frozenset[str] = frozenset()
+        """The layers that it records; with `userspace` it records calls, and no probes are attached for them.
+        """
         self.clocks: Sequence[str] = ()
         self.counters: Sequence[Mapping[str, Any]] = ()
         self.sees: Mapping[str, Path] = {}
         self._stacks, self._waited_for = stacks, dict[str, str]()
         self._lost_layers, self._lost_reasons = dict[int, str](), dict[int, str]()
-        self._renderer: Renderer | None = None
+        self._renderer: GpuRenderer | None = None
         try:
             self.channel = Channel(ring_bytes, owner=owner)
         except BaseException:
@@ -126,60 +128,80 @@ class GpuEngine:
         self._lost_reasons |= stream.lost_reasons
 
     def environment(self) -> dict[str, str]:
+        """The variables to add to the command's environment."""
         own = {STACKS_VARIABLE: self._stacks} | self.channel.environment() | self._waited_for
         return own | {name: text for stream in self.streams for name, text in stream.environment().items()}
 
     def enter(self, pids: Sequence[int]) -> None:
+        """Record running processes from now on. Raises CaptureUnavailable, TracepipeError."""
         settings = {STACKS_VARIABLE: self._stacks} | self.channel.environment() | self._waited_for
         for stream in self.streams:
             stream.enter(pids, settings, self.channel.accept)
 
     def collect(self, *, is_final: bool = False) -> bytes:
+        """The records since the last call; never waits. `is_final`: the command has ended."""
         chunks = [self.channel.collect(is_final=is_final)]
         chunks += (stream.collect(self.renderer().news, is_final=is_final) for stream in self.streams)
         return b"".join(chunks)
 
     def lost(self) -> list[Loss]:
+        """Losses since the last call."""
         losses = self.channel.losses(self._lost_layers, self._lost_reasons)
         return losses + [loss for stream in self.streams for loss in stream.lost()]
 
-    def renderer(self) -> Renderer:
+    def renderer(self) -> GpuRenderer:
+        """The decoder of what `collect` returns; used on another thread."""
         if self._renderer is None:
             numbers = {gpu["uuid"]: gpu["index"] for gpu in self.gpus if "uuid" in gpu}
-            self._renderer = Renderer([make for stream in self.streams for make in stream.decoders], numbers)
+            self._renderer = GpuRenderer(
+                [make for stream in self.streams for make in stream.decoders], numbers
+            )
         return self._renderer
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
+        """Called before a process begins: events are recorded only in windows, whose begin and end the
+        environment describes.
+        """
         self._waited_for = dict(waited_for)
         self.channel.expect_windows()
         for stream in self.streams:
             stream.expect_windows()
 
     def arm(self, windows: int) -> None:
+        """From now on, processes begin and end windows at their triggers, at most this many."""
         self.channel.arm(windows)
 
     def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the open one, unless a process has already done so."""
         self.channel.set_window(is_open=is_open)
 
     def hits(self) -> int:
+        """How often a trigger that the library sees happened since `arm`, or since the last window began."""
         return self.channel.hits()
 
     def turns(self) -> list[Turn]:
+        """The begins and ends of windows by processes since the last call."""
         return self.channel.turns()
 
     def turned(self, turn: Turn) -> None:
+        """Called in order of time when a window begins or ends, or a recording without windows."""
         for stream in self.streams:
             stream.turned(turn)
 
     def stop(self) -> None:
+        """Ask the processes to stop recording and to undo what the library did; never waits. Their last
+        records are collected until `is_over`.
+        """
         for stream in self.streams:
             stream.stop()
         self.channel.stop()
 
     def is_over(self) -> bool:
+        """Whether every process has sent its last records and stopped, or has ended."""
         return self.channel.is_over() and all(stream.is_over() for stream in self.streams)
 
     def close(self) -> None:
+        """Free the memory; what the processes still send is not read."""
         for stream in self.streams:
             stream.close()
         self.channel.close()
