@@ -8,7 +8,7 @@ from tracepipe.hooks.hook import FilePlace, Probe
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import values
-from tracepipe.tracer.records.calls import Communicators, Maker
+from tracepipe.tracer.records.calls import Communicators
 
 _ALL, _NEW, _OTHER = 0x1000, 0x2000, 0x3000
 _PID = 42
@@ -28,7 +28,8 @@ class Rank:
         words = [0] * 8
         for value in values(probe.signature).values():
             words[value.slot] |= (arguments.get(value.name, 0) & (1 << value.bits) - 1) << value.shift
-        return self.known.make(_PID, comm, Maker(probe), words)
+        given = {name: value.reader()(words) for name, value in values(probe.signature).items()}
+        return self.known.make(_PID, comm, given)
 
 
 def test_all_ranks_name_their_groups_alike_wherever_their_communicators_are() -> None:

@@ -167,6 +167,11 @@ class Probe:
     hook: Hook
 
     @property
+    def is_span(self) -> bool:
+        """Whether a call is recorded from its entry to its return, and not as an instant."""
+        return self.hook.returns and not isinstance(self.place, TracepointPlace)
+
+    @property
     def layer(self) -> str:
         """The layer of its events."""
         return self.hook.layer

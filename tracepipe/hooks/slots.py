@@ -20,7 +20,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from tracepipe.hooks.hook import HASH_KINDS, INTEGER_KINDS, Argument, Signature
@@ -163,9 +163,15 @@ def argument_text(
             form.members.append(f"{_quoted(name)}:[{inner}]")
             index += 3
             continue
-        form.add(placed[index], value_names)
+        value = placed[index]
+        if value.kind == "ioctl":
+            form.members.append(form.looked_up(value, partial(command_text, name=value.name)))
+        else:
+            form.members.append(f"{_quoted(value.name)}:{form.placeholder(value, value_names)}")
         index += 1
-    return form.function()
+    code = f"lambda words: template % ({','.join(form.code)},)"
+    made: ArgumentText = eval(code, {"template": ",".join(form.members), **form.tables})
+    return made
 
 
 def out_text(argument: Argument, value_names: ValueNames) -> Callable[[int], str]:
@@ -190,75 +196,43 @@ class _Form:
     code: list[str] = field(default_factory=list)
     tables: dict[str, object] = field(default_factory=dict)
 
-    def add(self, value: Value, value_names: ValueNames) -> None:
-        """Add a member; an ioctl's command becomes several."""
-        if value.kind == "ioctl":
-            self.members.append(self._looked_up(value, _Commands(value.name)))
-        else:
-            self.members.append(f"{_quoted(value.name)}:{self.placeholder(value, value_names)}")
-
     def placeholder(self, value: Value, value_names: ValueNames) -> str:
         """Add the code of a value."""
         if value.kind == "bool":
-            return self._looked_up(value, _Booleans())
-        if value.kind in value_names:
-            return self._looked_up(value, _Names(value_names[value.kind]))
+            return self.looked_up(value, lambda number: "true" if number else "false")
+        if (names := value_names.get(value.kind)) is not None:
+            texts = {number: json.dumps(name) for number, name in names.items()}
+            return self.looked_up(value, lambda number: texts.get(number) or str(number))
         self.code.append(value.code())
         return '"%016x"' if value.kind in HASH_KINDS else "%d"
 
-    def function(self) -> ArgumentText:
-        """The finished formatter."""
-        names = {"template": ",".join(self.members), **self.tables}
-        made: ArgumentText = eval(f"lambda words: template % ({','.join(self.code)},)", names)
-        return made
-
-    def _looked_up(self, value: Value, table: _Texts) -> str:
+    def looked_up(self, value: Value, text_of: Callable[[int], str]) -> str:
+        """Add the code of a value that becomes a text."""
         name = f"table{len(self.tables)}"
-        self.tables[name] = table
+        self.tables[name] = Texts(text_of)
         self.code.append(f"{name}[{value.code()}]")
         return "%s"
 
 
-class _Texts(dict[int, str]):
-    """Texts of values, made at their first use."""
+class Texts(dict[int, str]):
+    """Texts of values, each made by `text_of` at its first use."""
+
+    def __init__(self, text_of: Callable[[int], str]) -> None:
+        super().__init__()
+        self._text_of = text_of
 
     def __missing__(self, value: int) -> str:
-        text = self.text_of(value)
+        text = self._text_of(value)
         if len(self) < _KNOWN_TEXTS:
             self[value] = text
         return text
 
-    def text_of(self, value: int) -> str:
-        """The JSON text of a value."""
-        raise NotImplementedError
 
-
-class _Booleans(_Texts):
-    def text_of(self, value: int) -> str:
-        return "true" if value else "false"
-
-
-class _Names(_Texts):
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__()
-        self._names = names
-
-    def text_of(self, value: int) -> str:
-        name = self._names.get(value)
-        return str(value) if name is None else json.dumps(name)
-
-
-class _Commands(_Texts):
+def command_text(command: int, name: str = "cmd") -> str:
     """`"cmd":…,"dir":…,…` of an ioctl's command; the command itself has the argument's name."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def text_of(self, value: int) -> str:
-        decoded = decode_command(value)
-        members = {self._name if key == "cmd" else key: part for key, part in decoded.items()}
-        return json.dumps(members, separators=(",", ":"))[1:-1]
+    decoded = decode_command(command)
+    members = {name if key == "cmd" else key: part for key, part in decoded.items()}
+    return json.dumps(members, separators=(",", ":"))[1:-1]
 
 
 def decode_command(command: int) -> dict[str, int | str]:

@@ -44,14 +44,8 @@ assert set(_CONDITIONS) == set(OPERATORS)
 
 def is_paired(probe: Probe, filters: Filters) -> bool:
     """Whether the return of a call needs data of its entry."""
-    if isinstance(probe.place, TracepointPlace) or not probe.hook.returns:
-        return False
-    waits = filters.min_duration_ns > 0 or filters.sample > 1
-    return (
-        waits
-        or probe.hook.condition is not None
-        or any(argument.out for argument in probe.signature.arguments)
-    )
+    needs = filters.min_duration_ns > 0 or filters.sample > 1 or probe.hook.condition is not None
+    return probe.is_span and (needs or any(argument.out for argument in probe.signature.arguments))
 
 
 def text_field(argument: Argument) -> int:
@@ -80,6 +74,16 @@ def spec_of(probe: Probe, filters: Filters) -> bytes:
         bits, signed = INTEGER_KINDS.get(condition.argument.kind, (32, True))
         value = condition.value & (1 << bits) - 1
         operator = _CONDITIONS[condition.operator]
+    hook, in_kernel = probe.hook, isinstance(probe.place, KernelPlace)
+    flags = (
+        _PAIRED * is_paired(probe, filters)
+        | _IN_KERNEL * in_kernel
+        | _QUEUES * (in_kernel and probe.symbol == QUEUES_ITEMS)
+        | _INSTANT * (not hook.returns)
+        | _EVERYWHERE * hook.everywhere
+        | _UNFILTERED * (hook.effect in WHOLE_EFFECTS)
+        | _NAMES * (hook.effect in NAMING_EFFECTS)
+    )
     return _SPEC.pack(
         bytes(low),
         bytes(high),
@@ -88,7 +92,7 @@ def spec_of(probe: Probe, filters: Filters) -> bytes:
         out.position + 1 if out else 0,
         out.bits // 8 if out else 0,
         text.position + 1 if text and not is_tracepoint else 0,
-        _flags(probe, filters),
+        flags,
         operator,
         at,
         bits,
@@ -107,16 +111,3 @@ def hashed_slot(probe: Probe) -> tuple[int, int]:
         return 0, 0
     on_stack = hashed.position + 1 if hashed.kind == "hash128" else 0
     return values(probe.signature)[hashed.name].slot + 1, on_stack
-
-
-def _flags(probe: Probe, filters: Filters) -> int:
-    hook, in_kernel = probe.hook, isinstance(probe.place, KernelPlace)
-    return (
-        _PAIRED * is_paired(probe, filters)
-        | _IN_KERNEL * in_kernel
-        | _QUEUES * (in_kernel and probe.symbol == QUEUES_ITEMS)
-        | _INSTANT * (not hook.returns)
-        | _EVERYWHERE * hook.everywhere
-        | _UNFILTERED * (hook.effect in WHOLE_EFFECTS)
-        | _NAMES * (hook.effect in NAMING_EFFECTS)
-    )

@@ -11,10 +11,10 @@ from __future__ import annotations
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tracepipe.event.vocabulary import state_text
-from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
+from tracepipe.hooks.hook import NAMING_EFFECTS, Probe
 from tracepipe.tracer.machine.processes import comm_of
 from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.record import (
@@ -88,9 +88,9 @@ class Function:
 
 def function_of(probe: Probe) -> Function:
     """The function that a probe records."""
-    is_instant = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
     has_effect = probe.hook.effect not in ("", *NAMING_EFFECTS)
-    return Function(probe.layer, probe.name, is_instant, probe.hook.layer_name, probe if has_effect else None)
+    own = probe.hook.layer_name
+    return Function(probe.layer, probe.name, not probe.is_span, own, probe if has_effect else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,8 +353,8 @@ class Totals:
             self._scheduler.threads(now_ns),
             counts,
             dict(self._losses),
-            self.memory.allocated(),
-            self.memory.copied(),
+            dict(self.memory.allocated),
+            dict(self.memory.copied),
             self.memory.is_partial,
         )
 
@@ -401,7 +401,7 @@ class Totals:
         return self._known[number] if known else Function("userspace", f"probe {number}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ThreadTotal:
     """A thread's time. `waits`: reason → ns; `switches`: how often it left a processor.
 
@@ -411,20 +411,14 @@ class ThreadTotal:
     tid: int
     pid: int
     name: str
-    running_ns: int
-    switches: int
-    waits: dict[str, int]
+    running_ns: int = 0
+    switches: int = 0
+    waits: dict[str, int] = field(default_factory=dict)
     ended: int = 0
 
 
 @dataclass(slots=True)
-class _Thread:
-    pid: int
-    shown_tid: int
-    name: str = ""
-    running_ns: int = 0
-    switches: int = 0
-    waits: dict[str, int] = field(default_factory=dict)
+class _Thread(ThreadTotal):
     in_ns: int | None = None
     out_ns: int | None = None
     woken_ns: int | None = None
@@ -443,8 +437,7 @@ class SchedulerTotals:
         self.events = 0
         self._start_ns, self._name_of = start_ns, name_of
         self._threads: dict[int, _Thread] = {}
-        self._rest = _Thread(0, 0)
-        self._rest_count = 0
+        self._rest = _Thread(0, 0, "threads that ended")
         self._sum_up_at = _ENDED_KEPT
 
     def add(self, kind: int, ts_ns: int, tid: int, tgid: int, a0: int, a1: int) -> bool:
@@ -478,14 +471,13 @@ class SchedulerTotals:
         """Take a thread's start, name, or ids in the capture's pid namespace."""
         thread = self._thread(tid, tgid)
         if kind == THREAD_IDS:
-            thread.pid, thread.shown_tid = a0 >> 32, a0 & 0xFFFFFFFF
+            thread.pid, thread.tid = a0 >> 32, a0 & 0xFFFFFFFF
         else:
             thread.name = struct.pack("<QQ", a0, a1).split(b"\0", 1)[0].decode(errors="replace")
 
     def name(self, tid: int, tgid: int, name: str) -> None:
         """Take a thread's name."""
-        thread = self._thread(tid, tgid)
-        thread.name = name
+        self._thread(tid, tgid).name = name
 
     def forget(self) -> None:
         """Forget which threads run and which wait."""
@@ -499,13 +491,18 @@ class SchedulerTotals:
             if not thread.switches and thread.in_ns is None:
                 continue
             if not thread.name:
-                thread.name = self._name_of(thread.pid, thread.shown_tid)
+                thread.name = self._name_of(thread.pid, thread.tid)
             running_ns = thread.running_ns
             if thread.in_ns is not None:
                 running_ns += max(0, now_ns - thread.in_ns)
-            totals.append(_total(thread, running_ns))
-        if self._rest_count:
-            totals.append(_total(self._rest, self._rest.running_ns, self._rest_count))
+            waits = dict(thread.waits)
+            totals.append(
+                ThreadTotal(thread.tid, thread.pid, thread.name, running_ns, thread.switches, waits)
+            )
+        rest = self._rest
+        if rest.ended:
+            waits = dict(rest.waits)
+            totals.append(ThreadTotal(0, 0, rest.name, rest.running_ns, rest.switches, waits, rest.ended))
         return totals
 
     def _thread(self, tid: int, tgid: int) -> _Thread:
@@ -522,7 +519,7 @@ class SchedulerTotals:
             for ended in gone:
                 self._sum_up(self._threads.pop(ended))
             self._sum_up_at = max(_ENDED_KEPT, min(2 * len(self._threads), _THREADS_MAX))
-        thread = self._threads[tid] = _Thread(tgid, tid)
+        thread = self._threads[tid] = _Thread(tid, tgid, "")
         return thread
 
     def _sum_up(self, thread: _Thread) -> None:
@@ -531,16 +528,10 @@ class SchedulerTotals:
         rest.switches += thread.switches
         for reason, duration_ns in thread.waits.items():
             rest.wait(reason, duration_ns)
-        self._rest_count += 1
+        rest.ended += 1
 
 
-def _total(thread: _Thread, running_ns: int, ended: int = 0) -> ThreadTotal:
-    name = "threads that ended" if ended else thread.name
-    waits = dict(thread.waits)
-    return ThreadTotal(thread.shown_tid, thread.pid, name, running_ns, thread.switches, waits, ended)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MemoryTotal:
     """How often an operation was done, and its total size."""
 
@@ -553,8 +544,10 @@ class MemoryTotals:
 
     def __init__(self, value_names: Mapping[str, Mapping[int, str]]) -> None:
         self._names = {name: dict(values) for name, values in value_names.items()}
-        self._allocated: dict[str, MemoryTotal] = {}
-        self._copied: dict[str, MemoryTotal] = {}
+        self.allocated: dict[str, MemoryTotal] = {}
+        """Name of the event → what was allocated."""
+        self.copied: dict[str, MemoryTotal] = {}
+        """Direction → what was copied."""
         self.bytes_of: defaultdict[int, int] = defaultdict(int)
         """Function id → bytes."""
         self.is_partial = False
@@ -582,23 +575,15 @@ class MemoryTotals:
             self.bytes_of[number] += size_bytes
         if not is_copy and name not in _ALLOCATING:
             return
-        total = (self._copied if is_copy else self._allocated).setdefault(name, MemoryTotal())
-        total.count += 1
-        total.size_bytes += size_bytes
+        totals = self.copied if is_copy else self.allocated
+        known = totals.get(name, MemoryTotal())
+        totals[name] = MemoryTotal(known.count + 1, known.size_bytes + size_bytes)
 
     def forget(self) -> None:
         """Forget the calls in progress."""
         self.is_partial = True
         self._effects = Effects(self._names)
         self._more.clear()
-
-    def allocated(self) -> dict[str, MemoryTotal]:
-        """Name of the event → what was allocated."""
-        return {name: replace(total) for name, total in self._allocated.items()}
-
-    def copied(self) -> dict[str, MemoryTotal]:
-        """Direction → what was copied."""
-        return {name: replace(total) for name, total in self._copied.items()}
 
 
 class Histogram:

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe, TracepointPlace
-from tracepipe.hooks.slots import Slot, Value, argument_text, out_text, slots, values
+from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe
+from tracepipe.hooks.slots import Slot, Value, ValueNames, argument_text, out_text, slots, values
 from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.line import Head, Lines, Where, joined
 
@@ -37,7 +37,7 @@ _DEEPEST = 64  # how many generations of forks are followed
 class Calls:
     """Renders the records of all probes. It keeps the state of threads, so each recording has its own."""
 
-    def __init__(self, probes: Sequence[Probe], values: Mapping[str, Mapping[int, str]]) -> None:
+    def __init__(self, probes: Sequence[Probe], values: ValueNames) -> None:
         self.more: dict[int, tuple[int, tuple[int, ...]]] = {}
         self.texts: dict[int, list[bytes]] = {}
         self.served: dict[int, int] = {}
@@ -83,14 +83,16 @@ class Calls:
             words = first + (rest if last == number else (0, 0, 0, 0))
         if number in self.effective:
             self._effects.enter(tid, probe.probe, ts_ns, words)
-        if probe.maker is not None:
+        if probe.readers:
             self._making[tid, number] = words
         arguments = probe.arguments(words)
         if probe.is_plain and not torn and not self.served and not kernel:
             return probe.enter, arguments
         members = [arguments]
         # A text is empty if its page was not loaded, and could not be read.
-        if probe.text and (text := _joined(self.texts.pop(tid, ()))):
+        parts = self.texts.pop(tid, ()) if probe.text else ()
+        chunks = (part[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for part in parts)
+        if text := b"".join(chunks).decode(errors="replace"):
             members.append(f"{json.dumps(probe.text)}:{json.dumps(text)}")
             if probe.names:
                 self._naming[tid, number] = text, probe.handle(words)
@@ -121,8 +123,9 @@ class Calls:
         result &= 0xFFFFFFFF
         shown = probe.out_text(out) if not result else ""
         made = self._making.pop((tid, number), None)
-        if made is not None and probe.maker is not None and result in MADE:
-            shown = joined(shown, self._communicators.make(tgid, out, probe.maker, made))
+        if made is not None and result in MADE:
+            given = {name: read(made) for name, read in probe.readers.items()}
+            shown = joined(shown, self._communicators.make(tgid, out, given))
         return probe.leave, joined(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
 
     def hit(self, number: int, by: int, torn: int, *values: int) -> tuple[Head, str]:
@@ -166,27 +169,28 @@ class Calls:
 class _ProbeTexts:
     """Renders the records of one probe."""
 
-    def __init__(self, probe: Probe, values: Mapping[str, Mapping[int, str]]) -> None:
+    def __init__(self, probe: Probe, value_names: ValueNames) -> None:
         self.probe = probe
         arguments = probe.signature.arguments
-        is_span = probe.hook.returns and not isinstance(probe.place, TracepointPlace)
         own = probe.hook.layer_name
-        self.enter = Head(probe.layer, probe.name, "B" if is_span else "I", own)
+        self.enter = Head(probe.layer, probe.name, "B" if probe.is_span else "I", own)
         self.leave = Head(probe.layer, probe.name, "E", own)
-        self.arguments = argument_text(probe.signature, values)
+        self.arguments = argument_text(probe.signature, value_names)
         self._slots = slots(probe.signature)
         self.is_wide = len(self._slots) > 4
         self.texts = [argument for argument in arguments if argument.kind == "str"]
         self.text = self.texts[0].name if self.texts else ""
         self.out = next((argument for argument in arguments if argument.out), None)
-        self.out_text = out_text(self.out, values) if self.out else lambda _: ""
+        self.out_text = out_text(self.out, value_names) if self.out else lambda _: ""
         self.function = _slot_named(_FUNCTION, arguments, self._slots)
         self._handle = _slot_named(_HANDLE, arguments, self._slots)
         self.names = probe.hook.effect == "name"
         self.comm = _slot_named(_COMM, arguments, self._slots)
-        self.maker = Maker(probe) if probe.hook.effect == "communicator" else None
+        makes = probe.hook.effect == "communicator"
+        self.readers = {name: value.reader() for name, value in values(probe.signature).items() if makes}
+        """Of a function that makes a communicator: how its arguments are read."""
         self.is_plain = not self.text and self.function < 0 and self.comm < 0
-        self._result = _result_text(probe.signature.result, values)
+        self._result = _result_text(probe.signature.result, value_names)
         self._results: dict[int, str] = {}
 
     def result(self, register: int) -> str:
@@ -220,7 +224,7 @@ def _slot_named(name: str, arguments: Sequence[Argument], places: Sequence[Slot]
     return -1
 
 
-def _result_text(kind: str, values: Mapping[str, Mapping[int, str]]) -> Callable[[int], str]:
+def _result_text(kind: str, values: ValueNames) -> Callable[[int], str]:
     if not kind:
         return lambda _: ""
     read = Value("result", kind, 0, 0, Argument("result", 0, kind).bits).reader()
@@ -251,11 +255,6 @@ def _divided(chunks: Sequence[bytes]) -> list[bytes]:
     return texts
 
 
-def _joined(chunks: Sequence[bytes]) -> str:
-    """The text of TEXT records, of which every one but the last is full."""
-    return b"".join(chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for chunk in chunks).decode(errors="replace")
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """The ranks that a communicator connects: how many, and which of them this is; None where not known."""
@@ -273,18 +272,6 @@ class Group:
         return known if self.rank is None else f'{known},"group_rank":{self.rank}'
 
 
-class Maker:
-    """Reads what a function makes a communicator of from the words of a call."""
-
-    def __init__(self, probe: Probe) -> None:
-        self._values = {name: value.reader() for name, value in values(probe.signature).items()}
-
-    def value(self, name: str, words: Sequence[int]) -> int | None:
-        """An argument; None if the function has none of this name."""
-        read = self._values.get(name)
-        return None if read is None else read(words)
-
-
 class Communicators:
     """The communicators of a recording, by process and address."""
 
@@ -297,9 +284,11 @@ class Communicators:
         group = self._groups.get((tgid, comm))
         return "" if group is None else group.members
 
-    def make(self, tgid: int, comm: int, maker: Maker, words: Sequence[int]) -> str:
-        """Note the communicator that a call has made (0: none for this rank), and return its members."""
-        group = self._made(tgid, maker, words)
+    def make(self, tgid: int, comm: int, given: Mapping[str, int]) -> str:
+        """Note the communicator that a call with the arguments `given` has made (0: none for this rank), and
+        return its members.
+        """
+        group = self._made(tgid, given)
         if not comm:
             return ""
         # The address may be that of a communicator that was destroyed.
@@ -311,13 +300,12 @@ class Communicators:
         self._groups[tgid, comm] = group
         return group.members
 
-    def _made(self, tgid: int, maker: Maker, words: Sequence[int]) -> Group | None:
-        digest = maker.value("id", words)
-        if digest is not None:
-            ranks, rank = maker.value("ranks", words), maker.value("rank", words)
-            return Group(f"{digest:016x}", ranks, rank) if digest else None
-        parent, color = maker.value("parent", words), maker.value("color", words)
-        excluded = maker.value("excluded", words)
+    def _made(self, tgid: int, given: Mapping[str, int]) -> Group | None:
+        if "id" in given:
+            return (
+                Group(f"{given['id']:016x}", given.get("ranks"), given.get("rank")) if given["id"] else None
+            )
+        parent, color, excluded = (given.get(name) for name in ("parent", "color", "excluded"))
         if parent is None or (color is None and excluded is None):
             return None
         kind = "shrink" if color is None else "split"

@@ -11,95 +11,49 @@ import json
 from collections.abc import Callable
 
 from tracepipe.event.vocabulary import LEFT_STATES, RUNNABLE
-from tracepipe.hooks.slots import decode_command
+from tracepipe.hooks.slots import Texts, command_text
 
-# 335 (uretprobe, since 6.11) and 336 (uprobe) must stay out: the kernel uses them at probes, so they appear
-# among the target's system calls, but the target did not call them.
-_X86_64 = {
-    0: "read",
-    1: "write",
-    7: "poll",
-    9: "mmap",
-    11: "munmap",
-    16: "ioctl",
-    17: "pread64",
-    18: "pwrite64",
-    19: "readv",
-    20: "writev",
-    23: "select",
-    24: "sched_yield",
-    35: "nanosleep",
-    42: "connect",
-    43: "accept",
-    45: "recvfrom",
-    47: "recvmsg",
-    61: "wait4",
-    74: "fsync",
-    75: "fdatasync",
-    202: "futex",
-    230: "clock_nanosleep",
-    232: "epoll_wait",
-    247: "waitid",
-    270: "pselect6",
-    271: "ppoll",
-    281: "epoll_pwait",
-    288: "accept4",
-    441: "epoll_pwait2",
-    449: "futex_waitv",
+_FD, _COUNT, _AREA = ("fd", 0), ("count_bytes", 2), (("address", 0), ("size_bytes", 1))
+# Name → its numbers on x86_64 and aarch64, and the recorded arguments by position; the others are addresses
+# and flags, which tell little in a timeline. 335 (uretprobe, since 6.11) and 336 (uprobe) of x86_64 must stay
+# out: the kernel uses them at probes, so the target seems to call them, but does not.
+_CALLS: dict[str, tuple[int | None, int | None, tuple[tuple[str, int], ...]]] = {
+    "read": (0, 63, (_FD, _COUNT)),
+    "write": (1, 64, (_FD, _COUNT)),
+    "poll": (7, None, ()),
+    "mmap": (9, 222, _AREA),
+    "munmap": (11, 215, _AREA),
+    "ioctl": (16, 29, ()),
+    "pread64": (17, 67, (_FD, _COUNT)),
+    "pwrite64": (18, 68, (_FD, _COUNT)),
+    "readv": (19, 65, (_FD,)),
+    "writev": (20, 66, (_FD,)),
+    "select": (23, None, ()),
+    "sched_yield": (24, 124, ()),
+    "nanosleep": (35, 101, ()),
+    "connect": (42, 203, (_FD,)),
+    "accept": (43, 202, (_FD,)),
+    "recvfrom": (45, 207, (_FD, _COUNT)),
+    "recvmsg": (47, 212, (_FD,)),
+    "wait4": (61, 260, ()),
+    "fsync": (74, 82, (_FD,)),
+    "fdatasync": (75, 83, (_FD,)),
+    "futex": (202, 98, ()),
+    "clock_nanosleep": (230, 115, ()),
+    "epoll_wait": (232, None, (_FD,)),
+    "waitid": (247, 95, ()),
+    "pselect6": (270, 72, ()),
+    "ppoll": (271, 73, ()),
+    "epoll_pwait": (281, 22, (_FD,)),
+    "accept4": (288, 242, (_FD,)),
+    "epoll_pwait2": (441, 441, (_FD,)),
+    "futex_waitv": (449, 449, ()),
 }
-_AARCH64 = {
-    22: "epoll_pwait",
-    29: "ioctl",
-    63: "read",
-    64: "write",
-    65: "readv",
-    66: "writev",
-    67: "pread64",
-    68: "pwrite64",
-    72: "pselect6",
-    73: "ppoll",
-    82: "fsync",
-    83: "fdatasync",
-    95: "waitid",
-    98: "futex",
-    101: "nanosleep",
-    115: "clock_nanosleep",
-    124: "sched_yield",
-    202: "accept",
-    203: "connect",
-    207: "recvfrom",
-    212: "recvmsg",
-    215: "munmap",
-    222: "mmap",
-    242: "accept4",
-    260: "wait4",
-    441: "epoll_pwait2",
-    449: "futex_waitv",
+SYSCALLS: dict[str, dict[int, str]] = {
+    "x86_64": {number: name for name, (number, _, _) in _CALLS.items() if number is not None},
+    "aarch64": {number: name for name, (_, number, _) in _CALLS.items() if number is not None},
 }
-SYSCALLS: dict[str, dict[int, str]] = {"x86_64": _X86_64, "aarch64": _AARCH64}
-
-# The recorded arguments, by position; the others are addresses and flags, which tell little in a timeline.
-SYSCALL_ARGUMENTS: dict[str, tuple[tuple[str, int], ...]] = {
-    "read": (("fd", 0), ("count_bytes", 2)),
-    "write": (("fd", 0), ("count_bytes", 2)),
-    "pread64": (("fd", 0), ("count_bytes", 2)),
-    "pwrite64": (("fd", 0), ("count_bytes", 2)),
-    "readv": (("fd", 0),),
-    "writev": (("fd", 0),),
-    "recvfrom": (("fd", 0), ("count_bytes", 2)),
-    "recvmsg": (("fd", 0),),
-    "accept": (("fd", 0),),
-    "accept4": (("fd", 0),),
-    "connect": (("fd", 0),),
-    "fsync": (("fd", 0),),
-    "fdatasync": (("fd", 0),),
-    "epoll_wait": (("fd", 0),),
-    "epoll_pwait": (("fd", 0),),
-    "epoll_pwait2": (("fd", 0),),
-    "mmap": (("address", 0), ("size_bytes", 1)),
-    "munmap": (("address", 0), ("size_bytes", 1)),
-    "futex": (("address", 0),),
-}
+"""Architecture → number → name."""
 
 # Low bits of futex's second argument, include/uapi/linux/futex.h; 128 and 256 are flags.
 FUTEX_OPERATIONS = {
@@ -138,30 +92,15 @@ def signed32(value: int) -> int:
 def syscall_arguments(name: str) -> Arguments:
     """A function that renders the arguments of a system call."""
     if name == "ioctl":
-        return _ioctl_arguments()
+        commands = Texts(command_text)
+        return lambda fd, command, *_: f'"fd":{signed32(fd)},{commands[command]}'
     if name == "futex":
         return _futex_arguments
-    pieces = [
-        (f"{json.dumps(argument)}:", position) for argument, position in SYSCALL_ARGUMENTS.get(name, ())
-    ]
-
-    def arguments(*registers: int) -> str:
-        return ",".join([piece + str(registers[position]) for piece, position in pieces])
-
-    return arguments if pieces else lambda *_: ""
-
-
-def _ioctl_arguments() -> Arguments:
-    known: dict[int, str] = {}
-
-    def arguments(fd: int, command: int, _2: int, _3: int) -> str:
-        text = known.get(command)
-        if text is None:
-            text = json.dumps(decode_command(command), separators=(",", ":"))[1:-1]
-            known[command] = text
-        return f'"fd":{signed32(fd)},{text}'
-
-    return arguments
+    _, _, recorded = _CALLS.get(name, (0, 0, ()))
+    pieces = [(f"{json.dumps(argument)}:", position) for argument, position in recorded]
+    if not pieces:
+        return lambda *_: ""
+    return lambda *registers: ",".join([piece + str(registers[position]) for piece, position in pieces])
 
 
 def _futex_arguments(address: int, operation: int, value: int, _3: int) -> str:

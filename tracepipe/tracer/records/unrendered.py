@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
-from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
+from tracepipe.hooks.hook import NAMING_EFFECTS, Probe
 from tracepipe.native import library
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.calls import MADE, teller
@@ -74,8 +74,8 @@ class Sieve:
         roles = bytearray([_IGNORED]) * len(probes)
         for number, probe in enumerate(probes):
             if number in wanted:
-                is_momentary = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-                roles[number] = _MOMENTARY * is_momentary | _NAMING * (probe.hook.effect in NAMING_EFFECTS)
+                roles[number] = _MOMENTARY * (not probe.is_span)
+                roles[number] |= _NAMING * (probe.hook.effect in NAMING_EFFECTS)
         self._roles = bytes(roles)
         limits_ns, syscall_limits_ns = limits_ns or {}, syscall_limits_ns or {}
         self._limits_ns = array("q", [limits_ns.get(i, NEVER) for i in range(len(probes))]).tobytes()
@@ -176,7 +176,7 @@ class RecordSpans:
         for number, probe in enumerate(probes):
             found_ns = [wanted.limit_ns(name, CALL) for name in {probe.name, probe.symbol}]
             known_ns = [limit_ns for limit_ns in found_ns if limit_ns is not None]
-            if known_ns and probe.hook.returns and not isinstance(probe.place, TracepointPlace):
+            if known_ns and probe.is_span:
                 limits_ns[number] = min(known_ns)
                 self.names.add(probe.name)
         of_syscalls_ns = {
@@ -289,11 +289,7 @@ class RecordCarry:
     def __init__(self, probes: Sequence[Probe]) -> None:
         self._naming = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect in NAMING_EFFECTS)
         self._making = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect == "communicator")
-        self._momentary = frozenset(
-            i
-            for i, probe in enumerate(probes)
-            if not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-        )
+        self._momentary = frozenset(i for i, probe in enumerate(probes) if not probe.is_span)
         self._sieve = Sieve(probes, {*_UNDER_WAY, *_PARTS, *_OF_THREADS})
         self._deep: set[int] = set()
         self._threads: dict[int, dict[int, bytes]] = {}
