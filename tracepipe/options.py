@@ -94,13 +94,16 @@ class Option:
         if self.metavar in (TIME, SIZE):
             self.quantity(text)
         elif self.metavar == REGEX:
-            try:
-                re.compile(text)
-            except re.error as error:
-                raise TracepipeError(
-                    f"{text!r} is not a regular expression: {error}.", "Try a part of the name."
-                ) from None
+            regex(text)
         return text
+
+
+def regex(text: str) -> re.Pattern[str]:
+    """A regular expression that a user gave. Raises TracepipeError."""
+    try:
+        return re.compile(text)
+    except re.error as e:
+        raise TracepipeError(f"{text!r} is not a regular expression: {e}.", "Try a part of the name.") from e
 
 
 def options_of(kind: type, command: str = "") -> dict[str, tuple[Any, Option]]:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tracepipe.analyses.distribution import cells_of
+from tracepipe.event.columns import Ints, distinct
+from tracepipe.event.groups import largest, sums_by
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.store.run import Run
+from tracepipe.libraries import np
+from tracepipe.store.run import Layer, Run
 from tracepipe.store.spans import FROM_DURATION, INSTANT, NO_BEGIN, SPAN
 from tracepipe.store.views import LAYER_TEXT
 
@@ -76,6 +79,19 @@ def spread_of(run: Run, table: str, where: str) -> tuple[Any, ...]:
         f"""select {_SPREAD} from store."{table}" x join store.shapes s using (shape) where {where}"""
     )
     return calls, *cells_of(*spread)
+
+
+def names_by_time(run: Run, layer: Layer, rows: Ints, top: int) -> tuple[list[int], int]:
+    """The numbers of the names that some rows of a layer have, at most `top`, or all with 0, those with the
+    most time first; and how many names there are.
+    """
+    of_row = run.shapes.column("name", layer.shape[rows])
+    lengths_ns = layer.end_ns[rows] - layer.start_ns[rows]
+    total_ns, names = sums_by(of_row, lengths_ns, int(of_row.max(initial=-1)) + 1), distinct(of_row)
+    some = np.concatenate(largest(total_ns, names, top)) if top > 0 else names
+    # Equal times are sorted by name.
+    shown = sorted(some.tolist(), key=lambda name: (-int(total_ns[name]), run.shapes.text(name)))
+    return shown[: top if top > 0 else None], len(names)
 
 
 def slowest_calls(run: Run, table: str, most: int) -> list[tuple[Any, ...]]:

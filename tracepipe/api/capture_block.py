@@ -28,7 +28,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from tracepipe import errors
 from tracepipe.api.record import record
 from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, TracepipeError
 from tracepipe.tracer.request import API, ENDED, Answer, CaptureRequest, Notify, WindowOrder, triggers_of
@@ -57,28 +56,18 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """The recording ended with an error. `kind` is its name in `tracepipe.errors`."""
-
-    kind: str
-    message: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
-    """A flight recorder has written `path`, which answers all WRITEs up to number `asked`. `error` and `hint`
-    state why it is not complete.
+    """A flight recorder has written `path`, which answers all WRITEs up to number `asked`. `error` states why
+    it is not complete.
     """
 
     asked: int
     path: str
-    error: str = ""
-    hint: str = ""
+    error: OutputError | None = None
 
 
-Message = str | Began | Answer | Written | Refused | CaptureSummary
-"""A note for the user, or the state of the recording."""
+Message = str | Began | Answer | Written | TracepipeError | CaptureSummary
+"""A note for the user, the state of the recording, or the error with which it ended."""
 
 
 class Capture:
@@ -176,8 +165,8 @@ class Capture:
         if answer is None:  # the recording ended meanwhile, and wrote what was kept
             self.summary.check()
             return self.summary.recordings[-1].path
-        if answer.error:
-            raise OutputError(answer.error, answer.hint)
+        if answer.error is not None:
+            raise answer.error
         return answer.path
 
     def begin_window(self, name: str = "") -> None:
@@ -288,48 +277,46 @@ class Capture:
                     continue
                 self._is_receiving = True
             try:
-                message = self._receive(left_s)
+                note = self._receive(left_s)
             finally:
                 with self._receiving:
                     self._is_receiving = False
                     self._receiving.notify_all()
-            if message is not None:
-                self._handle(message)
+            if note:
+                self._note(note)
 
-    def _receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message of the recorder, None if none comes in time."""
+    def _receive(self, timeout_s: float | None = None) -> str:
+        """Receive the next message of the recorder, if one comes in time, and return it if it is a note.
+        Raises the error with which the recording ended.
+        """
         if self._connection is None:
             raise TracepipeError(f"{self.path} is not being recorded.", "Use it in a with statement.")
         try:
             if not self._connection.poll(timeout_s):
-                return None
+                return ""
             message: Message = self._connection.recv()
         except (EOFError, ConnectionResetError):
             code = self._close()
             raise TracepipeError(
                 f"The process that records ended with {code}.", "Look at standard error for the reason."
             ) from None
-        if isinstance(message, CaptureSummary):
-            self._summary = message
-        elif isinstance(message, Began):
+        if isinstance(message, str):
+            return message
+        if isinstance(message, Began):
             self._has_begun = True
         elif isinstance(message, Answer):
             self._answer = message
         elif isinstance(message, Written):
             self._written.append(message)
-        return message
-
-    def _handle(self, message: Message) -> None:
-        """Handle a message. Raises the error with which the recording ended."""
-        if isinstance(message, str):
-            self._note(message)
         elif isinstance(message, CaptureSummary):
+            self._summary = message
             self._close()
             message.check()  # the summary can still be read
-        elif isinstance(message, Refused):
+        else:
             self._close()
-            hint = message.hint.replace("tracepipe …", "python …")  # the user ran a Python program
-            raise getattr(errors, message.kind, TracepipeError)(message.message, hint)
+            message.hint = message.hint.replace("tracepipe …", "python …")  # the user ran a Python program
+            raise message
+        return ""
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -392,7 +379,7 @@ class _Caller:
         self.send(answer)
 
     def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
-        self.send(Written(asked, path, error.message if error else "", error.hint if error else ""))
+        self.send(Written(asked, path, error))
 
     def send(self, message: Message) -> None:
         try:
@@ -434,4 +421,4 @@ def main(number_of_socket: str) -> None:
         )
         caller.send(summary)
     except TracepipeError as e:
-        caller.send(Refused(type(e).__name__, e.message, e.hint))
+        caller.send(e)

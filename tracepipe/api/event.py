@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -40,6 +41,11 @@ class Args:
         return self._parsed
 
 
+def _of_shape(name: str, doc: str) -> Any:
+    """A property with a field of an event's shape."""
+    return property(attrgetter(f"_shape.{name}"), doc=doc)
+
+
 class Event:
     """One event of a recording. What was not recorded is None.
 
@@ -48,10 +54,13 @@ class Event:
     reading of the event's own clock, where that is not the trace's. `bound_ns` is by how much the time may be
     wrong: 0 on the trace's own clock, None where the clock was placed by an assumed offset, whose error is
     not known. `stack` has the Python frames of a call, innermost first, each with `function`, `file` and
-    `line`. Kernels and copies have those of their launch.
+    `line`. Kernels and copies have those of their launch. `block` is the threads of a block in x, y, z; of a
+    `gpu_thread`, it is the index of its block, and `thread` that of the thread there.
     """
 
-    __slots__ = ("_args", "_index", "_shape", "bound_ns", "dur_ns", "launch", "source_ns", "stack", "ts_ns")
+    __slots__ = (
+        "_args", "_shape", "block", "bound_ns", "dur_ns", "launch", "source_ns", "stack", "thread", "ts_ns",
+    )  # fmt: skip
 
     _SHOWN: tuple[str, ...] = (
         "ts_ns", "dur_ns", "layer", "name", "phase", "pid", "tid", "cpu", "comm", "gpu", "stream", "launch",
@@ -75,12 +84,9 @@ class Event:
         self.launch = launch
         self.source_ns = source_ns
         self.bound_ns = bound_ns
-        self._index: tuple[Three | None, Three | None] | None = None
+        self.block = shape.block
+        self.thread: Three | None = None
         self.stack: tuple[Frame, ...] | None = None
-
-    def put_thread(self, index: tuple[Three | None, Three | None] | None) -> None:
-        """Set the block and the thread of a `gpu_thread`."""
-        self._index = index
 
     @property
     def end_ns(self) -> int | None:
@@ -96,65 +102,18 @@ class Event:
         """
         return self._shape.layer or self._shape.type
 
-    @property
-    def name(self) -> str:
-        """Function, system call, kernel or operation."""
-        return self._shape.name
-
-    @property
-    def phase(self) -> str:
-        """B begin, E end, I instant, X a whole slice."""
-        return self._shape.phase
-
-    @property
-    def pid(self) -> int | None:
-        """Process id."""
-        return self._shape.pid
-
-    @property
-    def tid(self) -> int | None:
-        """Thread id."""
-        return self._shape.tid
-
-    @property
-    def cpu(self) -> int | None:
-        """Processor on which it happened."""
-        return self._shape.cpu
-
-    @property
-    def comm(self) -> str | None:
-        """The thread's name, on the first event after it got that name."""
-        return self._shape.comm
-
-    @property
-    def gpu(self) -> int | None:
-        """Index of the GPU."""
-        return self._shape.gpu
-
-    @property
-    def stream(self) -> int | None:
-        """Id of the CUDA stream."""
-        return self._shape.stream
-
-    @property
-    def grid(self) -> Three | None:
-        """Blocks of the grid in x, y, z."""
-        return self._shape.grid
-
-    @property
-    def block(self) -> Three | None:
-        """Threads of a block in x, y, z; for a `gpu_thread`, the index of its block."""
-        return self._shape.block if self._index is None else self._index[0]
-
-    @property
-    def thread(self) -> Three | None:
-        """The index of a `gpu_thread` in its block."""
-        return None if self._index is None else self._index[1]
-
-    @property
-    def clock(self) -> str | None:
-        """The clock with which it was recorded; None for the recording's own."""
-        return self._shape.clock
+    name: str = _of_shape("name", "Function, system call, kernel or operation.")
+    phase: str = _of_shape("phase", "B begin, E end, I instant, X a whole slice.")
+    pid: int | None = _of_shape("pid", "Process id.")
+    tid: int | None = _of_shape("tid", "Thread id.")
+    cpu: int | None = _of_shape("cpu", "Processor on which it happened.")
+    comm: str | None = _of_shape("comm", "The thread's name, on the first event after it got that name.")
+    gpu: int | None = _of_shape("gpu", "Index of the GPU.")
+    stream: int | None = _of_shape("stream", "Id of the CUDA stream.")
+    grid: Three | None = _of_shape("grid", "Blocks of the grid in x, y, z.")
+    clock: str | None = _of_shape(
+        "clock", "The clock with which it was recorded; None for the recording's own."
+    )
 
     @property
     def args(self) -> Mapping[str, Any]:
@@ -257,7 +216,7 @@ class EventRows:
                 None if read and self._is_assumed(shape.clock) else bound_ns,
             )
             if shape.type == "gpu_thread":
-                event.put_thread(batch.events.thread_of(at))
+                event.block, event.thread = batch.events.thread_of(at)
             if batch.events.stack is not None:
                 event.stack = self._stack(int(batch.events.stack[at]))
             yield event

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.options import Option
-from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
-from tracepipe.units import counted
 
 _NOTE = (
     "Wall: the length of the ranges on their threads. On GPU: from the start of the first kernel or copy "
@@ -43,10 +42,7 @@ def run(run: Run, options: Options) -> Result:
         "ranges", "Ranges by the GPU's time", columns, shown, _NOTE, empty="No ranges were recorded."
     )
     result.parts.append(table)
-    if len(ranges) > len(shown):
-        result.notes.append(
-            counted(len(ranges) - len(shown), "more name|names is|are not listed: --top 0 lists all")
-        )
+    result.notes += not_listed(len(ranges) - len(shown), "name|names")
     return result
 
 

@@ -21,7 +21,7 @@ from tracepipe.analyses.launch_gaps import launch_tables
 from tracepipe.event.columns import NONE, Ints
 from tracepipe.event.groups import run_starts
 from tracepipe.options import Option
-from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
@@ -335,8 +335,7 @@ def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copie
             f"{counted(short, 'gap|gaps')} shorter than {options.min} {agree(short, 'counts|count')} only in "
             f"the table of the GPUs: {duration_text(short_ns)} in total"
         )
-    if 0 < options.top < len(kept):
-        yield counted(len(kept) - options.top, "more gap|gaps is|are not listed: --top 0 lists all")
+    yield from not_listed(len(kept) - options.top if options.top > 0 else 0, "gap|gaps")
     counts = run.facts.counts
     reasons = run.facts.header.layers.missing
     for layer, meaning in _NEEDED.items():
@@ -379,8 +378,4 @@ def _without_length(run: Run) -> Iterator[str]:
         )
 
 
-REPORT = Report(
-    "gaps",
-    Options,
-    run,
-)
+REPORT = Report("gaps", Options, run)

@@ -10,18 +10,19 @@ from typing import Annotated, Any
 
 from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.analyses.functions import names_by_time
 from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.analyses.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct
-from tracepipe.event.groups import RowsByNumber, largest
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.intervals import Stretches
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.hooks.names import near_names
 from tracepipe.libraries import np
 from tracepipe.options import Option
-from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
 from tracepipe.store.spans import INSTANT
 from tracepipe.units import counted
@@ -53,73 +54,34 @@ def run(run: Run, options: Options) -> Result:
     if options.call.isdecimal():
         return _one(run, top_calls, int(options.call), options.top)
     host = HostTime(run)
-    wanted = _called(run, options.call) if options.call else top_calls
+    of_shape: Int32s = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
+    wanted = top_calls
+    if options.call:
+        # Without those inside another call of that name.
+        flags = (of_shape == run.shapes.number_of("name", options.call))[calls.shape]
+        flags &= (calls.kind != INSTANT) & calls.is_call
+        wanted = np.flatnonzero(first_flagged(calls.parent, flags)).astype(np.int32)
     if options.call and not len(wanted):
-        raise _no_such_call(run, options.call)
+        numbers = distinct(of_shape[run.used_shapes("userspace")])
+        near = near_names(options.call, [run.shapes.text(number) for number in numbers.tolist()])
+        hint = f"Did you mean {' or '.join(near)}?" if near else ""
+        hint = hint or "tracepipe summary --top 0 lists all functions."
+        raise TracepipeError(f"The recording has no call {options.call!r}.", hint)
     timed = wanted[calls.has_length[wanted]]
     result = Result("TIME AT EACH LAYER")
-    names = _by_time(run, timed, options.top)
-    is_shown = np.zeros(len(run.shapes), np.bool_)
-    is_shown[np.isin(_names(run), names.shown)] = True
+    shown, count = names_by_time(run, calls, timed, options.top)
     # Only calls that are shown are split: splitting a million calls takes long.
-    rows = timed[is_shown[calls.shape[timed]]]
+    rows = timed[np.isin(of_shape, shown)[calls.shape[timed]]]
     split = Breakdown(run, rows, host)
     result.notes += _what_is_missing(run, host, split, len(wanted) - len(timed))
-    by_name = RowsByNumber(_names(run)[calls.shape[rows]])
-    named = [(run.shapes.text(name), by_name.of(name)) for name in names.shown.tolist()]
+    by_name = RowsByNumber(of_shape[calls.shape[rows]])
+    named = [(run.shapes.text(name), by_name.of(name)) for name in shown]
     if named:
         result.parts += [_shares(split, named, host), _lengths(split, named, host)]
     if options.call and len(timed):
         result.parts.append(_slowest(run, timed, top_calls))
-    if names.count > len(names.shown):
-        result.notes.append(
-            counted(names.count - len(names.shown), "more call|calls is|are not listed: --top 0 lists all")
-        )
+    result.notes += not_listed(count - len(shown), "call|calls")
     return result
-
-
-def _names(run: Run) -> Int32s:
-    """The number of each shape's name. Shape `(shapes,)`."""
-    numbers: Int32s = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
-    return numbers
-
-
-def _called(run: Run, name: str) -> Int32s:
-    """The rows of the calls of a name, without those inside another call of that name. Shape `(n,)`."""
-    calls, number = run.layer("userspace"), run.shapes.number_of("name", name)
-    lasts = (calls.kind != INSTANT) & calls.is_call
-    named = first_flagged(calls.parent, (_names(run) == number)[calls.shape] & lasts)
-    return np.flatnonzero(named).astype(np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The numbers of the names that are shown, those with the most time first, and how many names
-    there are.
-    """
-
-    shown: Ints
-    count: int
-
-
-def _by_time(run: Run, timed: Ints, top: int) -> _Names:
-    calls, of_shape = run.layer("userspace"), _names(run)
-    total_ns = np.zeros(int(of_shape.max(initial=-1)) + 1, np.int64)
-    of_row = of_shape[calls.shape[timed]]
-    np.add.at(total_ns, of_row, calls.end_ns[timed] - calls.start_ns[timed])
-    names = distinct(of_row)
-    some = np.concatenate(largest(total_ns, names, top)) if top > 0 else names
-    # Equal times are sorted by name.
-    shown = sorted(some.tolist(), key=lambda name: (-int(total_ns[name]), run.shapes.text(name)))
-    return _Names(np.array(shown[: top if top > 0 else None], np.int64), len(names))
-
-
-def _no_such_call(run: Run, name: str) -> TracepipeError:
-    numbers = distinct(_names(run)[run.used_shapes("userspace")])
-    names = [run.shapes.text(number) for number in numbers.tolist()]
-    near = near_names(name, names)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions."
-    return TracepipeError(f"The recording has no call {name!r}.", hint)
 
 
 def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -> list[str]:
@@ -218,10 +180,9 @@ def _slowest(run: Run, timed: Ints, top_calls: Ints) -> Table:
     rows = []
     for row, at, outer in zip(slowest.tolist(), place.tolist(), top.tolist(), strict=True):
         is_top = at < len(top_calls) and int(top_calls[at]) == outer
-        start_ns = int(calls.start_ns[row])
         _, tid = run.shapes.ids_of(int(calls.shape[row]))
-        dur_ns = int(calls.end_ns[row]) - start_ns
-        rows.append((at + 1 if is_top else None, tid, start_ns - run.facts.start_ns, dur_ns))
+        start_ns, end_ns = _ends(run, row)
+        rows.append((at + 1 if is_top else None, tid, start_ns - run.facts.start_ns, end_ns - start_ns))
     columns = (
         Column("number", "--call", "id"),
         Column("tid", "thread", "id"),
@@ -250,8 +211,7 @@ def _one(run: Run, top_calls: Ints, number: int, top: int) -> Result:
         result.parts.append(_lengths(split, [(name or "", np.zeros(1, np.int32))], host))
     tree, left_out = tree_of(run, int(row[0]), top)
     result.parts.append(tree)
-    if left_out:
-        result.notes.append(counted(left_out, "more line|lines is|are not listed: --top 0 lists all"))
+    result.notes += not_listed(left_out, "line|lines")
     result.notes += _what_is_missing(run, host, split, int(not known))
     return result
 
@@ -392,8 +352,4 @@ def _lines(items: list[Item], base_ns: int) -> list[tuple[Any, ...]]:
     return [tuple(line) for line in lines]
 
 
-REPORT = Report(
-    "layers",
-    Options,
-    run,
-)
+REPORT = Report("layers", Options, run)

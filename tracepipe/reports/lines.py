@@ -15,9 +15,8 @@ from tracepipe.analyses.gpu_by_line import FRAMES, Lines
 from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.options import Option
-from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
-from tracepipe.units import counted
 
 _KERNELS = 3
 
@@ -37,38 +36,23 @@ class Options:
     top: Annotated[int, Option("Show at most N lines; 0: all.", "N")] = 20
 
 
-@dataclass(slots=True)
-class _Sums:
-    """How many kernels or copies, their time on GPUs, and the bytes of copies."""
-
-    count: int = 0
-    gpu_ns: int = 0
-    copied_bytes: int = 0
-
-    def add(self, other: _Sums) -> None:
-        """Add other sums."""
-        self.count, self.gpu_ns = self.count + other.count, self.gpu_ns + other.gpu_ns
-        self.copied_bytes += other.copied_bytes
-
-
-_Work = dict[tuple[str, str], _Sums]
-"""The sums of work by kind, "kernel" or "copy", and name."""
+_Work = dict[tuple[str, str], Int64s]
+"""By kind, "kernel" or "copy", and name: how many there are, their time on GPUs, and the bytes of copies."""
 
 
 def _work_by_line(run: Run, lines: Lines) -> dict[str, _Work]:
     """The work that each line launched."""
-    found: dict[str, _Work] = defaultdict(lambda: defaultdict(_Sums))
+    found: dict[str, _Work] = defaultdict(lambda: defaultdict(lambda: np.zeros(3, np.int64)))
     for work in work_by_stack(run):
         kind = "copy" if work.name == "transfer" else "kernel"
         names = run.shapes.column("name", work.layer.shape[work.rows])
         lengths_ns = work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows]
         of, first = number_rows(work.stack, names)
         sizes = _sizes(run, work.name, work.rows)
-        sums = (sums_by(of, values, len(first)).tolist() for values in (np.ones_like(of), lengths_ns, sizes))
-        stacks, numbers = work.stack[first].tolist(), names[first].tolist()
-        for stack, number, *some in zip(stacks, numbers, *sums, strict=True):
+        sums = np.stack([sums_by(of, one, len(first)) for one in (np.ones_like(of), lengths_ns, sizes)], 1)
+        for stack, number, some in zip(work.stack[first].tolist(), names[first].tolist(), sums, strict=True):
             for line in lines.of(stack):
-                found[line][kind, run.shapes.text(number)].add(_Sums(*some))
+                found[line][kind, run.shapes.text(number)] += some
     return found
 
 
@@ -77,7 +61,7 @@ def run(run: Run, options: Options) -> Result:
     result = Result("LINES OF PYTHON")
     lines = Lines(run, options.frames)
     work = _work_by_line(run, lines)
-    found = {line: sum(one.gpu_ns for one in of.values()) for line, of in work.items()}
+    found = {line: int(sum(gpu_ns for _, gpu_ns, _ in of.values())) for line, of in work.items()}
     order = sorted(found, key=lambda line: (-found[line], line))
     shown = order[: options.top] if options.top > 0 else order
     total_ns = sum(
@@ -87,11 +71,11 @@ def run(run: Run, options: Options) -> Result:
     allocated = _allocated(run, lines, options.top)
     if len(allocated.rows):
         result.parts.append(allocated)
-    if len(order) > len(shown):
-        result.notes.append(
-            counted(len(order) - len(shown), "more line|lines is|are not listed: --top 0 lists all")
-        )
-    result.notes += _missing(run)
+    result.notes += not_listed(len(order) - len(shown), "line|lines")
+    if not len(run.stacks):
+        result.notes.append("no stacks of Python were recorded")
+    if any(run.stacks.omitted(number) for number in range(len(run.stacks))):
+        result.notes.append("some stacks are deeper than is recorded: they lack their outermost frames")
     return result
 
 
@@ -107,14 +91,12 @@ def _sizes(run: Run, layer: str, rows: Int64s) -> Int64s:
 def _times(work: dict[str, _Work], shown: list[str], total_ns: int) -> Table:
     rows = []
     for line in shown:
-        sums = {"kernel": _Sums(), "copy": _Sums()}
-        for (kind, _), one in work[line].items():
-            sums[kind].add(one)
-        kernels, copies = sums.values()
-        gpu_ns = kernels.gpu_ns + copies.gpu_ns
-        share = 100 * gpu_ns / total_ns if total_ns else None
-        copied_bytes = copies.copied_bytes if copies.count else None
-        rows.append((line, gpu_ns, share, kernels.count, copies.count, copied_bytes))
+        sums = {"kernel": np.zeros(3, np.int64), "copy": np.zeros(3, np.int64)}
+        for (kind, _), some in work[line].items():
+            sums[kind] += some
+        (kernels, kernels_ns, _), (copies, copies_ns, copied_bytes) = (of.tolist() for of in sums.values())
+        share = 100 * (kernels_ns + copies_ns) / total_ns if total_ns else None
+        rows.append((line, kernels_ns + copies_ns, share, kernels, copies, copied_bytes if copies else None))
     columns = (
         Column("line", "line"),
         Column("gpu_ns", "on GPU", "ns"),
@@ -130,10 +112,10 @@ def _times(work: dict[str, _Work], shown: list[str], total_ns: int) -> Table:
 
 def _works(work: dict[str, _Work], shown: list[str]) -> Table:
     rows = [
-        (line, name, kind, one.count, one.gpu_ns)
+        (line, name, kind, int(count), int(gpu_ns))
         for line in shown
-        for (kind, name), one in nsmallest(
-            _KERNELS, work[line].items(), key=lambda of: (-of[1].gpu_ns, *of[0])
+        for (kind, name), (count, gpu_ns, _) in nsmallest(
+            _KERNELS, work[line].items(), key=lambda of: (-of[1][1], *of[0])
         )
     ]
     columns = (
@@ -173,16 +155,6 @@ def _allocated(run: Run, lines: Lines, top: int) -> Table:
     )
     listed = [(line, *found[line]) for line in (order[:top] if top > 0 else order)]
     return Table("allocations", "Allocations by line", columns, listed)
-
-
-def _missing(run: Run) -> list[str]:
-    """Notes about what the recording lacks."""
-    notes = []
-    if not len(run.stacks):
-        notes.append("no stacks of Python were recorded")
-    if any(run.stacks.omitted(number) for number in range(len(run.stacks))):
-        notes.append("some stacks are deeper than is recorded: they lack their outermost frames")
-    return notes
 
 
 REPORT = Report("lines", Options, run, suits=lambda run: len(run.stacks) > 0)

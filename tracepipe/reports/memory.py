@@ -375,8 +375,4 @@ def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
         yield counted(more, "more call|calls ended a context while allocations were live")
 
 
-REPORT = Report(
-    "memory",
-    Options,
-    run,
-)
+REPORT = Report("memory", Options, run)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
 
 from tracepipe.options import TIME, Option
+from tracepipe.units import counted
 
 Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent", "number", "p"]
 
@@ -77,6 +79,29 @@ class Drawing:
     def lazily(self) -> object:
         """What is drawn, as JSON values with iterators instead of lists."""
         return self.data()
+
+
+def sentences(
+    name: str, heading: str, data: Sequence[dict[str, Any]], text: Callable[[Any], str], empty: str = ""
+) -> Drawing:
+    """A drawing of sentences under a heading; `text` returns the sentence of one of `data`. Where there are
+    none, `empty` is shown instead, or nothing.
+    """
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        if data or empty:
+            yield heading
+        if empty and not data:
+            yield empty
+        for one in data:
+            yield from textwrap.wrap(text(one), max(width, 40), subsequent_indent="  ")
+
+    return Drawing(name, draw, lambda: data)
+
+
+def not_listed(count: int, words: str) -> list[str]:
+    """A note on rows that `--top` leaves out, `one|many` in words; none where there are none."""
+    return [counted(count, f"more {words} is|are not listed: --top 0 lists all")] if count > 0 else []
 
 
 Write = Callable[[BinaryIO], None]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from tracepipe.errors import TracepipeError
 from tracepipe.event.counters import SELECTED, STALL_GROUPS, stall_group
 from tracepipe.kernel_names import kernel_title
-from tracepipe.options import OTHER_RUN, Option
+from tracepipe.options import OTHER_RUN, Option, regex
 from tracepipe.reports.kernel_choice import no_such_kernel
-from tracepipe.reports.report import Column, Drawing, Report, Result, Table
+from tracepipe.reports.report import Column, Drawing, Report, Result, Table, not_listed, sentences
 from tracepipe.reports.stalls_and_warps import FEW_SAMPLES, side_by_side
 from tracepipe.store.run import Run
 from tracepipe.store.stalls import Instruction, Stalls, StallTable
@@ -43,7 +40,11 @@ def run(run: Run, options: Options, warps: Run | None = None) -> Result:
     table = run.stall_table
     if not len(table):
         return Result("STALL REASONS", [], [_NO_SAMPLES])
-    kernels = _kernels(table, options)
+    fits = regex(options.kernel).search
+    chosen = [(name, samples) for name, samples in table.functions.items() if fits(name)]
+    if not chosen:
+        raise no_such_kernel("samples", options.kernel, table.functions)
+    kernels = sorted(chosen, key=lambda one: (-one[1].total(), one[0]))
     shown = kernels[: options.top] if options.top > 0 else kernels
     total = sum(samples.total() for samples in table.functions.values())
     result = Result("STALL REASONS", [_groups(shown, total), _reasons(shown)])
@@ -54,26 +55,8 @@ def run(run: Run, options: Options, warps: Run | None = None) -> Result:
         together, notes = side_by_side(run, warps, [name for name, _ in shown])
         result.parts += together
         result.notes += notes
-    if len(kernels) > len(shown):
-        result.notes.append(
-            counted(len(kernels) - len(shown), "more kernel|kernels is|are not listed: --top 0 lists all")
-        )
-    result.notes += _notes(table, shown)
+    result.notes += [*not_listed(len(kernels) - len(shown), "kernel|kernels"), *_notes(table, shown)]
     return result
-
-
-def _kernels(table: StallTable, options: Options) -> list[tuple[str, Counter[str]]]:
-    """The chosen kernels with their samples by reason, those with most samples first."""
-    try:
-        fits = re.compile(options.kernel).search
-    except re.error as e:
-        raise TracepipeError(
-            f"{options.kernel!r} is not a regular expression: {e}.", "Try a part of the name."
-        ) from e
-    chosen = [(name, samples) for name, samples in table.functions.items() if fits(name)]
-    if not chosen:
-        raise no_such_kernel("samples", options.kernel, table.functions)
-    return sorted(chosen, key=lambda one: (-one[1].total(), one[0]))
 
 
 def _share(count: int, total: int) -> float:
@@ -160,15 +143,8 @@ def _advice(shown: list[tuple[str, Counter[str]]]) -> Drawing:
         sentence = f"{share:.0f}% of the samples are {reason}: {advice_on(reason)}"
         data.append({"kernel": kernel_title(name), "reason": reason, "sentence": sentence})
 
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        if data:
-            yield "What the main reason usually means"
-        for one in data:
-            yield from textwrap.wrap(
-                f"{one['kernel']}: {one['sentence']}", max(width, 40), subsequent_indent="  "
-            )
-
-    return Drawing("advice", draw, lambda: data)
+    heading = "What the main reason usually means"
+    return sentences("advice", heading, data, "{0[kernel]}: {0[sentence]}".format)
 
 
 def _notes(table: StallTable, shown: list[tuple[str, Counter[str]]]) -> Iterator[str]:

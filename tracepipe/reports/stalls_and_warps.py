@@ -8,7 +8,6 @@ are there, and so on: what belongs together becomes a sentence.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.event.counters import SELECTED, stall_group
 from tracepipe.kernel_names import kernel_title, short_kernel_name
 from tracepipe.libraries import np
-from tracepipe.reports.report import Column, Drawing, Table
+from tracepipe.reports.report import Column, Drawing, Table, sentences
 from tracepipe.store.run import Run
 from tracepipe.units import counted, duration_text
 
@@ -195,15 +194,9 @@ def _together(kernels: list[_Kernel]) -> Drawing:
         )
     ]
 
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        yield "How they are related"
-        if not data:
-            yield "Nothing: in no kernel do a stall reason and a finding explain each other."
-        for one in data:
-            text = f"{one['kernel']}: {one['sentence']}"
-            yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
-
-    return Drawing("together", draw, lambda: data)
+    nothing = "Nothing: in no kernel do a stall reason and a finding explain each other."
+    text = "{0[kernel]}: {0[sentence]}".format
+    return sentences("together", "How they are related", data, text, nothing)
 
 
 _Sentence = tuple[tuple[str, ...], str | None, str]

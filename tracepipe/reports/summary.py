@@ -265,8 +265,4 @@ def _slowest(run: Run, options: Options) -> Table:
 _OF_LAYER = {"userspace": "CUDA libraries", "kernel": "driver", "syscall": "kernel", "gpu_kernel": "GPU"}
 
 
-REPORT = Report(
-    "summary",
-    Options,
-    run,
-)
+REPORT = Report("summary", Options, run)

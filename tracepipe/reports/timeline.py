@@ -359,8 +359,4 @@ def _draw(groups: list[Group], window: Window, base_ns: int, ascii_only: bool) -
         yield f"{bars}  how many run at a time, mean over a cell; {glyphs.at_most}N: the most at a time"
 
 
-REPORT = Report(
-    "timeline",
-    Options,
-    run,
-)
+REPORT = Report("timeline", Options, run)

@@ -5,9 +5,8 @@ divergence, strides, stragglers, waves, imbalance.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -29,7 +28,7 @@ from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.libraries import np
 from tracepipe.options import OTHER_RUN, Option
 from tracepipe.reports.kernel_choice import no_such_kernel
-from tracepipe.reports.report import Column, Drawing, Report, Result, Table
+from tracepipe.reports.report import Column, Drawing, Report, Result, Table, sentences
 from tracepipe.reports.stalls_and_warps import side_by_side
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted
@@ -56,12 +55,7 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     """The kernels' warps in numbers, and the findings; with `stalls`, a recording of the same kernels, what
     their warps wait for. Raises TracepipeError where the pattern is invalid, or nothing is selected.
     """
-    try:
-        kernels = kernels_of(run, options.kernel, options.launch)
-    except re.error as e:
-        raise TracepipeError(
-            f"{options.kernel!r} is not a regular expression: {e}.", "Try a part of the name."
-        ) from e
+    kernels = kernels_of(run, options.kernel, options.launch)
     if not kernels and (options.kernel or options.launch is not None):
         raise _nothing_chosen(run, options)
     if not kernels:
@@ -165,7 +159,7 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
     same name, and the grid distinguishes them.
     """
     is_timed = kernel.has_entries and kernel.has_exits
-    grid = "×".join(map(str, kernel.grid)) if kernel.grid else None
+    grid = _grid_text(kernel.grid)
     name = f"{kernel.kernel} {grid}" if has_namesakes and grid else kernel.kernel
     blocks = kernel.block_count if kernel.blocks_known else None
     duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
@@ -202,6 +196,10 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
     )
 
 
+def _grid_text(grid: Iterable[int] | None) -> str | None:
+    return "×".join(map(str, grid)) if grid else None
+
+
 def _whole(value: float | np.floating[Any]) -> int:
     return round(float(value))
 
@@ -235,14 +233,8 @@ def _few(kernels: list[_KernelRows]) -> Iterator[Table | Drawing]:
         yield Table("few_warps", "Kernels with few warps, warp by warp", _FEW_COLUMNS, rows, note)
     data = [{"kernel": one.kernel, "sentence": one.order} for one in kernels if one.order]
 
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        if data:
-            yield "Orders seen, with too little data to exclude chance"
-        for row in data:
-            text = f"order, {row['kernel']}: {row['sentence']}"
-            yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
-
-    yield Drawing("orders_seen", draw, lambda: data)
+    heading = "Orders seen, with too little data to exclude chance"
+    yield sentences("orders_seen", heading, data, "order, {0[kernel]}: {0[sentence]}".format)
 
 
 def active_warps(kernel: KernelWarps) -> Floats:
@@ -282,24 +274,15 @@ def _occupancy(kernels: list[_KernelRows]) -> Drawing:
 
 def _findings(found: Searched, called: Counter[str]) -> Drawing:
     """The findings as text and data. `called`: how many of the analyzed kernels have each name."""
-    data = [finding.as_json() for finding in found.findings]
 
-    def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        yield "Findings"
-        if not found.findings:
-            untested = sum(len(skipped) for skipped in found.skipped.values())
-            if untested == len(FINDERS) * called.total():
-                yield "None: this recording lacks what the tests need; see the notes below."
-            else:
-                yield "None: no difference in these warps is beyond noise and large enough."
-        for finding in found.findings:
-            name = finding.kernel
-            if finding.grid and called[name] > 1:
-                name += f" {'×'.join(map(str, finding.grid))}"
-            text = f"{finding.kind}, {name}: {finding.sentence}"
-            yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
+    def text(finding: dict[str, Any]) -> str:
+        grid = f" {_grid_text(finding['grid'])}" if finding["grid"] and called[finding["kernel"]] > 1 else ""
+        return f"{finding['kind']}, {finding['kernel']}{grid}: {finding['sentence']}"
 
-    return Drawing("findings", draw, lambda: data)
+    none = "None: no difference in these warps is beyond noise and large enough."
+    if sum(map(len, found.skipped.values())) == len(FINDERS) * called.total():
+        none = "None: this recording lacks what the tests need; see the notes below."
+    return sentences("findings", "Findings", [one.as_json() for one in found.findings], text, none)
 
 
 def _limits(found: Searched, kernels: list[_KernelRows]) -> Iterator[str]:
@@ -381,7 +364,7 @@ def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table 
         if not len(own):
             continue
         kernel, life_ns = kernels[number], int(lives_ns[warps].sum())
-        grid = "×".join(map(str, kernel["grid"])) if kernel["grid"] else None
+        grid = _grid_text(kernel["grid"])
         called = RowsByNumber(ranges["name"][own], own)
         of_names = [(name, int(ranges["self_ns"][some].sum()), some) for name, some in called]
         for name, self_ns, some in sorted(of_names, key=lambda one: (-one[1], one[0])):

@@ -19,6 +19,7 @@ from tracepipe.analyses.findings.kernel_warps import (
 from tracepipe.event.columns import Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
 from tracepipe.libraries import np
+from tracepipe.options import regex
 from tracepipe.store.run import Run
 
 FULL_MASK = (1 << LANES) - 1
@@ -72,13 +73,14 @@ class Kernels:
 
 
 def kernels_of(run: Run, pattern: str, launch: int | None) -> Kernels:
-    """Return the warps of the kernels whose names match `pattern`, a regular expression.
+    """Return the warps of the kernels whose names match `pattern`, a regular expression. Raises
+    TracepipeError where it is none.
 
     Launches of one kernel with the same grid and block, by one process on one GPU, are one item. With
     `launch`, only warps of launches with that id are taken. Launches that were recorded both warp by warp and
     thread by thread are taken once.
     """
-    wanted = re.compile(pattern)
+    wanted = regex(pattern)
     return Kernels([*_from_warps(run, wanted, launch), *_from_threads(run, wanted, launch)])
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.analyses.distribution import PERCENTS, of_values
+from tracepipe.analyses.functions import names_by_time
 from tracepipe.analyses.nesting import first_flagged
-from tracepipe.event.columns import Floats, Int64s, Ints, distinct
-from tracepipe.event.groups import largest
+from tracepipe.event.columns import Floats, Int64s, Ints
 from tracepipe.libraries import np
 from tracepipe.present.figures.panel import (
     ACCENT,
@@ -66,15 +66,9 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
     # A call that never returned has no length, so the calls inside it count instead.
     of_all = np.flatnonzero(inside & first_flagged(layer.parent, layer.has_length))
     of_call = shapes.column("name", layer.shape[timed])
-    total_ns = np.zeros(int(of_call.max()) + 1, np.int64)
-    np.add.at(total_ns, of_call, layer.end_ns[timed] - layer.start_ns[timed])
-    by_time = distinct(of_call)
-    names = sorted(
-        np.concatenate(largest(total_ns, by_time, FUNCTIONS_MAX)).tolist(),
-        key=lambda number: (-int(total_ns[number]), shapes.text(number)),
-    )[:FUNCTIONS_MAX]
-    rows = [_called(layer, of_all, "all" if len(by_time) > 1 else shapes.text(names[0]))]
-    for number in names if len(by_time) > 1 else ():
+    names, count = names_by_time(scope.run, layer, timed, FUNCTIONS_MAX)
+    rows = [_called(layer, of_all, "all" if count > 1 else shapes.text(names[0]))]
+    for number in names if count > 1 else ():
         rows.append(_called(layer, timed[of_call == number], shapes.text(number)))
     _, _, half, _, most, _ = (duration_text(length or 0) for length in rows[0].spread)
     calls = len(rows[0].dur_ns)
@@ -85,12 +79,9 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
         f"{_BINS_A_DECADE} bins per decade, scaled to its fullest bin; with fewer than {HISTOGRAM_MIN} "
         "calls, each call is a dot."
     )
-    if len(by_time) > 1:
-        left_out = (
-            f"the {len(names)} of {len(by_time)} names with the most time"
-            if len(by_time) > len(names)
-            else "by total time"
-        )
+    if count > 1:
+        some = f"the {len(names)} of {count} names with the most time"
+        left_out = some if count > len(names) else "by total time"
         how += f" Functions: {left_out}; “all” excludes calls inside others of known length."
     return Panel(text, how, 1.0 + 0.42 * len(rows), partial(_draw, rows))
 
@@ -130,38 +121,18 @@ def _draw(rows: list[CallLengths], figure: Figure) -> None:
 
 def _draw_row(axes: Axes, row: CallLengths, base: int, edges: Floats) -> None:
     """Draw the lengths of one name above their line: a histogram, or dots for a few."""
+    look: dict[str, Any]
     if len(row.dur_ns) >= HISTOGRAM_MIN:
         counts, _ = np.histogram(np.clip(row.dur_ns, edges[0], None), edges)
         heights = base + 0.72 * counts / counts.max()
         axes.stairs(heights, edges, baseline=base, fill=True, color=SERIES, alpha=0.6, linewidth=0)
     else:
         lengths = np.clip(row.dur_ns, edges[0], None)
-        axes.plot(
-            lengths,
-            np.full(len(lengths), base + 0.3),
-            "o",
-            color=SERIES,
-            markersize=3.5,
-            alpha=0.6,
-            markeredgewidth=0,
-        )
+        look = {"color": SERIES, "markersize": 3.5, "alpha": 0.6, "markeredgewidth": 0}
+        axes.plot(lengths, np.full(len(lengths), base + 0.3), "o", **look)
     axes.plot((edges[0], edges[-1]), (base, base), color=RULE, linewidth=0.8)
-    _mark(axes, row, base, edges[0])
-
-
-def _mark(axes: Axes, row: CallLengths, base: float, least: float) -> None:
-    """Draw the percentiles (nearest rank), each with its own mark."""
-    _, _, *percentiles, _ = row.spread
+    _, _, *percentiles, _ = row.spread  # by nearest rank
     for (percent, (mark, colour)), dur_ns in zip(_MARKS.items(), percentiles, strict=True):
         label = f"p{percent}" if base == 0 else None
-        axes.plot(
-            max(least, dur_ns or 0),
-            base,
-            mark,
-            color=colour,
-            markersize=5.5,
-            markeredgewidth=0,
-            label=label,
-            clip_on=False,
-            zorder=3,
-        )
+        look = {"color": colour, "markersize": 5.5, "markeredgewidth": 0, "clip_on": False, "zorder": 3}
+        axes.plot(max(edges[0], dur_ns or 0), base, mark, label=label, **look)

@@ -4,13 +4,13 @@ their colours, which colour-blind people can distinguish, fonts, and axes of tim
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from tracepipe.errors import TracepipeError
 from tracepipe.libraries import matplotlib, ticker
+from tracepipe.options import regex
 from tracepipe.present.writing.rendering import shown
 from tracepipe.store.run import Run
 from tracepipe.units import duration_ns, duration_text
@@ -169,12 +169,7 @@ def scope_of(run: Run, start: str, end: str, kernel: str) -> Scope:
     end_ns = base_ns + duration_ns(end) if end else last_ns
     if (start or end) and start_ns >= end_ns:
         raise empty_stretch(start_ns - base_ns, end_ns - base_ns, last_ns - base_ns)
-    try:
-        re.compile(kernel)
-    except re.error as e:
-        raise TracepipeError(
-            f"{kernel!r} is not a regular expression: {e}.", "Try a part of the name."
-        ) from e
+    regex(kernel)
     return Scope(run, start_ns, max(end_ns, start_ns + 1), kernel, bool(start or end))
 
 
