@@ -37,8 +37,8 @@ from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.event.model import Header, SourceNs  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
 from tracepipe.tracer.gpu.engines import kernels, warps  # noqa: E402
+from tracepipe.tracer.gpu.engines.channel import Kind, records  # noqa: E402
 from tracepipe.tracer.gpu.engines.streams import GpuEngine, RecordStream  # noqa: E402
-from tracepipe.tracer.gpu.engines.transport import Kind, records  # noqa: E402
 from tracepipe.tracer.request import CaptureRequest  # noqa: E402
 
 BUDGET_S = 225

@@ -17,7 +17,7 @@ from tracepipe.tracer.gpu.engines.annotations import (
     AnnotationKind,
     Label,
 )
-from tracepipe.tracer.gpu.engines.transport import CROWDED, Kind
+from tracepipe.tracer.gpu.engines.channel import CROWDED, Kind
 
 PID, TID, DATA = 42, 43, 4096
 

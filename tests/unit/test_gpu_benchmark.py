@@ -15,8 +15,8 @@ from benchmarks import gpu, gpu_after, gpu_layers
 from tests.support.gpu_records import pack_record
 from tracepipe.errors import TracepipeError
 from tracepipe.tracer.gpu.engines import warps as layout
+from tracepipe.tracer.gpu.engines.channel import Kind
 from tracepipe.tracer.gpu.engines.kernels import KERNEL, KernelKind
-from tracepipe.tracer.gpu.engines.transport import Kind
 
 SCRIPT = Path(gpu.__file__)
 

@@ -26,9 +26,8 @@ from tracepipe.tracer.gpu.build.toolchain import find_parts
 from tracepipe.tracer.gpu.engines import api_calls
 from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
-from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.channel import NAME, Channel, Kind, read_name, records
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
-from tracepipe.tracer.gpu.engines.transport import NAME, Kind, read_name, records
 from tracepipe.tracer.gpu.engines.warps import WarpStream
 from tracepipe.tracer.records import record as probe_record
 from tracepipe.tracer.records.render import RecordRenderer

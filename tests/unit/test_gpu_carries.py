@@ -14,9 +14,9 @@ from tracepipe.tracer.gpu.engines.annotations import (
     AnnotationKind,
     Label,
 )
+from tracepipe.tracer.gpu.engines.channel import Kind
 from tracepipe.tracer.gpu.engines.kernels import LAYERS, TAKEN, KernelDecoder, KernelKind
 from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
-from tracepipe.tracer.gpu.engines.transport import Kind
 from tracepipe.tracer.gpu.engines.warps import WarpDecoder, WarpKind
 
 Line = dict[str, Any]
@@ -170,10 +170,10 @@ def test_work_that_ran_is_written_however_early_its_record_came() -> None:
 
 
 def test_each_kind_of_record_is_carried_or_an_event_that_needs_no_other() -> None:
-    """A new kind matters to later records, or it does not: decide it where the keepers are."""
+    """A new kind matters to later records, or it does not: decide it where the decoders are."""
     events = {*LAYERS, KernelKind.ANY}
-    assert set(KernelKind) - events - {KernelKind.TAKEN} <= KernelDecoder.keeper.kinds
+    assert set(KernelKind) - events - {KernelKind.TAKEN} <= KernelDecoder.kept
     # One is counted alone, and a sample is an event.
-    assert set(Kind) - {Kind.CLOCK, Kind.STACK_BEYOND, Kind.SAMPLE} <= ProcessDecoder.keeper.kinds
+    assert set(Kind) - {Kind.CLOCK, Kind.STACK_BEYOND, Kind.SAMPLE} <= ProcessDecoder.kept
     seen = {WarpKind.WARPS, WarpKind.KERNEL, WarpKind.CALL_ENTER, WarpKind.CALL_EXIT}
-    assert set(WarpKind) - seen - {WarpKind.LOST_WARPS} <= WarpDecoder.keeper.kinds
+    assert set(WarpKind) - seen - {WarpKind.LOST_WARPS} <= WarpDecoder.kept

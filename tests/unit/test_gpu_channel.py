@@ -19,8 +19,15 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tracepipe.tracer.gpu.engines import channel as channels
-from tracepipe.tracer.gpu.engines.channel import FULL, OVERWRITTEN, TORN, Channel
-from tracepipe.tracer.gpu.engines.transport import RECORD, records, whole_bytes
+from tracepipe.tracer.gpu.engines.channel import (
+    FULL,
+    OVERWRITTEN,
+    RECORD,
+    TORN,
+    Channel,
+    records,
+    whole_bytes,
+)
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tracepipe/tracer/gpu/native"

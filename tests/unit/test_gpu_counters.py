@@ -23,6 +23,7 @@ from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Parts, Toolchain, find_parts
 from tracepipe.tracer.gpu.engines import counters
 from tracepipe.tracer.gpu.engines.annotations import AnnotationStream
+from tracepipe.tracer.gpu.engines.channel import MALFORMED, RECORD, Kind, whole_bytes
 from tracepipe.tracer.gpu.engines.counters import (
     COUNTERS,
     CounterStream,
@@ -43,7 +44,6 @@ from tracepipe.tracer.gpu.engines.counters import (
 from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
 from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
-from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, Kind, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.record import Loss
 

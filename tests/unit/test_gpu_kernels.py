@@ -15,6 +15,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.tracer.gpu.build.toolchain import NATIVE
 from tracepipe.tracer.gpu.engines import kernels
+from tracepipe.tracer.gpu.engines.channel import GPU, Kind
 from tracepipe.tracer.gpu.engines.kernels import (
     CALL,
     COPY,
@@ -27,7 +28,6 @@ from tracepipe.tracer.gpu.engines.kernels import (
 )
 from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
-from tracepipe.tracer.gpu.engines.transport import GPU, Kind
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20

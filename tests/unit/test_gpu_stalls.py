@@ -19,10 +19,10 @@ from tracepipe.event.checks import first_fault
 from tracepipe.reports import REPORTS
 from tracepipe.store.run import load_run
 from tracepipe.tracer.engines.engine import Listeners, NoProbes
+from tracepipe.tracer.gpu.engines.channel import MALFORMED, NAME, Kind
 from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
 from tracepipe.tracer.gpu.engines.stalls import HEAD, LOSS, STALL, STALL_PC, STALLS_VARIABLE, StallKind
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
-from tracepipe.tracer.gpu.engines.transport import MALFORMED, NAME, Kind
 from tracepipe.tracer.request import CaptureRequest
 from tracepipe.tracer.session import run_session
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.gpu_records import pack_record
-from tracepipe.tracer.gpu.engines.transport import NAME_BYTES, NOTE_BYTES, note, records, text
+from tracepipe.tracer.gpu.engines.channel import NAME_BYTES, NOTE_BYTES, note, records, text
 
 
 def test_packed_records_are_read_back() -> None:

@@ -18,8 +18,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COUNT_LIMIT
 from tracepipe.tracer.gpu.engines import annotations, api_calls, kernels, stalls
 from tracepipe.tracer.gpu.engines import warps as layout
-from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK, GpuRenderer
-from tracepipe.tracer.gpu.engines.transport import (
+from tracepipe.tracer.gpu.engines.channel import (
     CROWDED,
     GPU,
     MALFORMED,
@@ -30,6 +29,7 @@ from tracepipe.tracer.gpu.engines.transport import (
     MemoryLimit,
     add_loss,
 )
+from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK, GpuRenderer
 
 Make = Callable[[], GpuRenderer]
 

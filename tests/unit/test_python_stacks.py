@@ -17,10 +17,9 @@ from tests.support.gpu_libraries import SOURCES, build_library
 from tests.support.gpu_records import kernel_renderer, pack_record, warp_renderer
 from tests.unit.test_python_frames import VERSIONS, interpreter
 from tracepipe.event.checks import first_fault
-from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.channel import NAME, Channel, Kind, records
 from tracepipe.tracer.gpu.engines.kernels import CALL, KernelKind
 from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK
-from tracepipe.tracer.gpu.engines.transport import NAME, Kind, records
 
 PROGRAM = SOURCES / "stacks_of_python.py"
 FRAMES_MAX = 128

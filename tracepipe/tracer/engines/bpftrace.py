@@ -41,6 +41,7 @@ from tracepipe.tracer.engines.bpftrace_script import ARCHITECTURES, TEXT_PIECE_B
 from tracepipe.tracer.engines.engine import Attachment
 from tracepipe.tracer.engines.probes import check_machine
 from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
+from tracepipe.tracer.find.library import mappings
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.processes import comm_of, own_namespace, running_threads
 from tracepipe.tracer.machine.refusals import Operation, explain
@@ -249,14 +250,20 @@ class BpftraceAttachment(Attachment):
         where another probe was refused, which is then in `refused`.
         """
         plan, lines = self._plan, self._lines
-        fields = {
-            n: _field_names(p) for n, p in enumerate(plan.probes) if isinstance(p.place, TracepointPlace)
-        }
-        control = _file_at(ctypes.cast(self._order, ctypes.c_void_p).value or 0), _CONTROL
+        fields: dict[int, list[str]] = {}
+        for number, probe in enumerate(plan.probes):
+            if isinstance(probe.place, TracepointPlace):
+                offsets = field_offsets(tracing_folder(), probe.place.point)
+                named = {offset: name for name, offset in offsets.items()}
+                fields[number] = [named[argument.position] for argument in probe.signature.arguments]
+        address = ctypes.cast(self._order, ctypes.c_void_p).value or 0
+        file = next((one.path for one in mappings("self") if one.start <= address < one.end), None)
+        if file is None:
+            raise CaptureUnavailable("The C library's file cannot be found.", "--method bcc")
         script = Script(
             plan,
             os.getpid(),
-            control,
+            (file, _CONTROL),
             self._text_end,
             list(self._syscalls),
             frozenset(refused),
@@ -662,24 +669,6 @@ def _processors() -> list[int]:
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
     return found
-
-
-def _field_names(probe: Probe) -> list[str]:
-    """The names of the fields of a tracepoint's arguments, found by their offsets."""
-    assert isinstance(probe.place, TracepointPlace)
-    offsets = field_offsets(tracing_folder(), probe.place.point)
-    names = {offset: name for name, offset in offsets.items()}
-    return [names[argument.position] for argument in probe.signature.arguments]
-
-
-def _file_at(address: int) -> str:
-    """The path of the file that is mapped at an address of this process."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, _, rest = line.partition(" ")
-        start, _, end = span.partition("-")
-        if int(start, 16) <= address < int(end, 16):
-            return rest.split(maxsplit=4)[4]
-    raise CaptureUnavailable("The C library's file cannot be found.", "--method bcc")
 
 
 def _unavailable(process: Bpftrace) -> CaptureUnavailable:

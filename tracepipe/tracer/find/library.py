@@ -23,6 +23,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -37,7 +38,7 @@ _NEEDED_LIMIT = 2000  # libraries of one program; PyTorch has about 100
 
 _PROC = Path("/proc")
 # `7f1c2a000000-7f1c2a021000 r-xp 00002000 fe:01 1573 /usr/lib/libcuda.so.550.54.14 (deleted)`
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S\Sx\S [0-9a-f]+ \S+ ([1-9]\d*) +(/.*)")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ (\d+) *(.*)")
 _DELETED = " (deleted)"
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*t?")
@@ -326,26 +327,48 @@ def _read_cache(path: Path, _changed_ns: int) -> dict[str, list[Path]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A mapping of a process's memory; `path` is "" if it is not of a file."""
+
+    start: int
+    end: int
+    offset: int
+    inode: int
+    path: str
+    is_code: bool
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return Path(self.path.removesuffix(_DELETED)).name
+
+
+def mappings(pid: int | str) -> Iterator[Mapping]:
+    """The mappings of a process, in the order of their addresses. Raises OSError."""
+    for line in (_PROC / str(pid) / "maps").read_text(errors="surrogateescape").splitlines():
+        if match := _MAPPING.fullmatch(line):
+            start, end, flags, offset, inode, path = match.groups()
+            yield Mapping(int(start, 16), int(end, 16), int(offset, 16), int(inode), path, "x" in flags)
+
+
 def mapped_files(pid: int) -> list[tuple[str, str]]:
     """The file name and the path to open of each file that `pid` has mapped as executable; empty if the
     process has ended.
     """
-    try:
-        lines = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return []
-    root = _root(pid)
     found: dict[str, tuple[str, str]] = {}
-    for line in lines:
-        match = _MAPPING.fullmatch(line)
-        if match is None or match[4] in found:
-            continue
-        start, end, inode, path = match.groups()
-        mapping = f"{_PROC}/{pid}/map_files/{start.lstrip('0')}-{end.lstrip('0')}"  # not padded
-        opened = root + path
-        if _inode(opened) != int(inode) and _inode(mapping):
-            opened = mapping
-        found[path] = (Path(path.removesuffix(_DELETED)).name, opened)
+    with suppress(OSError):
+        files = [one for one in mappings(pid) if one.is_code and one.inode and one.path.startswith("/")]
+        root = _root(pid)
+        for mapping in files:
+            if mapping.path not in found:
+                opened, link = (
+                    root + mapping.path,
+                    f"{_PROC}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}",
+                )
+                if _inode(opened) != mapping.inode and _inode(link):
+                    opened = link
+                found[mapping.path] = mapping.name, opened
     return list(found.values())
 
 

@@ -93,7 +93,7 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Gpu
         return request, None
     from tracepipe.tracer.gpu.attach.loader import user_of
     from tracepipe.tracer.gpu.build.toolchain import this_toolchain, toolchain_for
-    from tracepipe.tracer.gpu.engines.transport import INJECTION_VARIABLE
+    from tracepipe.tracer.gpu.engines.channel import INJECTION_VARIABLE
 
     if INJECTION_VARIABLE in os.environ and request.command:
         notify(f"{INJECTION_VARIABLE} is set: tracepipe's library is loaded instead of the one that it names")
@@ -114,7 +114,7 @@ def annotated(request: CaptureRequest, device: GpuEngine | None, notify: Notify)
         return device
     from tracepipe.tracer.gpu.build.toolchain import host_toolchain
     from tracepipe.tracer.gpu.engines.annotations import AnnotationStream
-    from tracepipe.tracer.gpu.engines.transport import NVTX_VARIABLE
+    from tracepipe.tracer.gpu.engines.channel import NVTX_VARIABLE
 
     try:
         if NVTX_VARIABLE in os.environ:
@@ -142,7 +142,7 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
     chosen = choice.choose(request, os.environ, has_device=paths.is_there(choice.CONTROL_DEVICE))
     if chosen.engine == "off":
         if chosen.why:
-            _notify_of(notify, f"gpu off: {chosen.why}", chosen.instead)
+            notify("; ".join(filter(None, (f"gpu off: {chosen.why}", chosen.instead))))
         return off, None
     toolchain = this_toolchain()
     if not toolchain.driver.gpus:
@@ -161,20 +161,12 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
             why = f"as {engine} is not available" + (f", and without {selected}" if selected else "")
             instead = ""
             continue
-        _notify_of(notify, f"gpu {engine}: {why}{_budget(configured)}", instead)
+        launches, warps = configured.gpu_launches_per_kernel, configured.gpu_warps
+        if launches and warps:
+            why += f", for the first {launches} {agree(launches, 'launch|launches')} of each kernel"
+        if warps:
+            why += f", up to {warps} {agree(warps, 'warp|warps')}"
+        notify("; ".join(filter(None, (f"gpu {engine}: {why}", instead))))
         return configured, device
     notify("gpu off: neither engine is available")
     return off, None
-
-
-def _budget(request: CaptureRequest) -> str:
-    launches = request.gpu_launches_per_kernel
-    each = (
-        f", for the first {launches} {agree(launches, 'launch|launches')} of each kernel" if launches else ""
-    )
-    warps = request.gpu_warps
-    return f"{each}, up to {warps} {agree(warps, 'warp|warps')}" if warps else ""
-
-
-def _notify_of(notify: Notify, *parts: str) -> None:
-    notify("; ".join(part for part in parts if part))

@@ -33,7 +33,7 @@ from typing import Final
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import call_rule
 from tracepipe.tracer.find.library import find_program, interpreter_of
-from tracepipe.tracer.gpu.engines.transport import INJECTION_VARIABLE
+from tracepipe.tracer.gpu.engines.channel import INJECTION_VARIABLE
 from tracepipe.tracer.request import ANNOTATION, AUTO_WARPS, BUDGET_LAUNCHES, GPU_LAYERS, CaptureRequest
 from tracepipe.units import duration_text
 
@@ -66,15 +66,11 @@ def launcher_of(command: list[str]) -> str:
             return Path(program).name
         if Path(program).name not in _WRAPPERS:
             return ""
-        while rest and not _is_program(rest[0]):
+        while rest and (rest[0].startswith("-") or shutil.which(rest[0]) is None):
             rest = rest[1:]
         if not rest:
             return ""
         program, rest = shutil.which(rest[0]) or "", rest[1:]
-
-
-def _is_program(word: str) -> bool:
-    return not word.startswith("-") and shutil.which(word) is not None
 
 
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"

@@ -21,16 +21,16 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from tracepipe import paths
 from tracepipe.errors import CaptureUnavailable, InputError, TracepipeError
 from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.library import Mapping, mappings
 from tracepipe.tracer.gpu.build.driver import Owner
-from tracepipe.tracer.gpu.engines.transport import printable
+from tracepipe.tracer.gpu.engines.channel import printable
 
 _CONT, _SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 7, 9, 12, 13, 17
 _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B
@@ -173,8 +173,6 @@ def write_memory(pid: int, address: int, data: bytes) -> None:
             raise OSError(errno.EIO, "only a part of it was written")
 
 
-# `7f1c2a000000-7f1c2a021000 r-xp 00002000 fe:01 1573    /usr/lib/libc.so.6`
-_MAPPING: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ (\d+) *(.*)")
 _OF_LIBC: Final = re.compile(r"(libc|libpthread|libdl|ld-linux-x86-64|ld)[-.].*")
 FUNCTIONS: Final = (
     "__errno_location", "pthread_create", "pthread_self", "pthread_detach", "dlopen", "dlsym", "dlerror",
@@ -197,23 +195,6 @@ _FROM_START: Final = "Start it with tracepipe: capture --gpu kernels -- COMMAND.
 _RESTART_BLOCK, _RESTART_SYSCALL = -516, 219
 _INTERRUPTED: Final = {-512, -513, -514, -errno.EINTR, _RESTART_BLOCK}
 _USER_CODE: Final = 0x33  # %cs of 64-bit code
-
-
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """A mapping of a process's memory; `path` is "" if it is not of a file."""
-
-    start: int
-    end: int
-    offset: int
-    inode: int
-    path: str
-    is_code: bool
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-        return Path(self.path.removesuffix(" (deleted)")).name
 
 
 def user_of(pids: Sequence[int]) -> Owner:
@@ -254,7 +235,7 @@ class Process:
             )
         try:
             self.check_status()
-            self._mappings = list(_mappings(pid))
+            self._mappings = list(mappings(pid))
             self._check_surroundings(library)
         except OSError as error:
             raise _not_inspected(pid, error) from None
@@ -411,13 +392,6 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _mappings(pid: int) -> Iterator[Mapping]:
-    for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines():
-        if match := _MAPPING.fullmatch(line):
-            start, end, flags, offset, inode, path = match.groups()
-            yield Mapping(int(start, 16), int(end, 16), int(offset, 16), int(inode), path, "x" in flags)
-
-
 def _not_inspected(pid: int, error: OSError) -> TracepipeError:
     if isinstance(error, (FileNotFoundError, ProcessLookupError)):
         return TracepipeError(f"No such process: {pid}", "Look for it with ps or pgrep.")
@@ -565,7 +539,12 @@ def _begin(process: Process, fields: dict[int, bytes]) -> int:
             attempt.join()
             if attempt.error is not None:
                 process.check_status()
-                raise _refused(process.pid, attempt.error)
+                if not isinstance(attempt.error, OSError):
+                    raise attempt.error
+                raise CaptureUnavailable(
+                    f"Process {process.pid} may not be interrupted: {attempt.error.strerror}.",
+                    "Set /proc/sys/kernel/yama/ptrace_scope to 0, or run it as root with CAP_SYS_PTRACE.",
+                )
             if attempt.region:
                 return attempt.region
         time.sleep(_PAUSE_S)
@@ -604,12 +583,3 @@ def _outcome(pid: int, library: Path, data: int, meanwhile: Callable[[], object]
         f"Process {pid} has not loaded {library} in {_LOAD_S:.0f} s. It continues without being recorded.",
         "Check whether it is stopped, or is starting programs.",
     )
-
-
-def _refused(pid: int, error: Exception) -> Exception:
-    if isinstance(error, OSError):
-        return CaptureUnavailable(
-            f"Process {pid} may not be interrupted: {error.strerror}.",
-            "Set /proc/sys/kernel/yama/ptrace_scope to 0, or run it as root with CAP_SYS_PTRACE.",
-        )
-    return error

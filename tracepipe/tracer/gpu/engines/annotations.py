@@ -25,6 +25,15 @@ from typing import Any, Final
 
 from tracepipe.event.model import ID_LIMIT, NAME_BYTES_MAX, RANGE_LIMIT
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
+from tracepipe.tracer.gpu.engines.channel import (
+    ENTRY_BYTES,
+    NVTX_VARIABLE,
+    PROCESS_BYTES,
+    Crowded,
+    GpuRecord,
+    Malformed,
+    MemoryLimit,
+)
 from tracepipe.tracer.gpu.engines.renderer import (
     Decoder,
     EvictedRecord,
@@ -34,15 +43,6 @@ from tracepipe.tracer.gpu.engines.renderer import (
     WantedNames,
 )
 from tracepipe.tracer.gpu.engines.streams import RecordStream
-from tracepipe.tracer.gpu.engines.transport import (
-    ENTRY_BYTES,
-    NVTX_VARIABLE,
-    PROCESS_BYTES,
-    Crowded,
-    GpuRecord,
-    Malformed,
-    MemoryLimit,
-)
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import NVTX, Carried, Span, Wanted
 
@@ -249,10 +249,8 @@ class _AnnotationEvents:
 class _AnnotationKeeper(Keeper):
     """Keeps texts and domains, and the records of ranges that are open."""
 
-    kinds = frozenset({AnnotationKind.LABEL})
-
-    def __init__(self, memory: MemoryLimit) -> None:
-        super().__init__(memory)
+    def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
+        super().__init__(memory, kinds)
         self._events = _AnnotationEvents(memory)
         self._threads: dict[tuple[int, int], EvictedRecord] = {}
 
@@ -307,6 +305,7 @@ class AnnotationDecoder(Decoder):
     """Makes lines of annotations."""
 
     kinds = frozenset(AnnotationKind)
+    kept = frozenset({AnnotationKind.LABEL})
     keeper, finder = _AnnotationKeeper, _AnnotationFinder
 
     def __init__(self, recording: Recording) -> None:

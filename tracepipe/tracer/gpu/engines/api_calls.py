@@ -32,7 +32,7 @@ from tracepipe.hooks.hook import Argument, FilePlace, Hook, Probe, Signature
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import HookSet, load_set
 from tracepipe.hooks.slots import MAX_SLOTS, slots
-from tracepipe.tracer.gpu.engines.transport import GpuRecord, Malformed, MemoryLimit, put_bounded
+from tracepipe.tracer.gpu.engines.channel import GpuRecord, Malformed, MemoryLimit, put_bounded
 from tracepipe.tracer.records.calls import Calls
 from tracepipe.tracer.records.line import BEGAN_AT, LAUNCH, STACK, Lines, joined
 

@@ -6,7 +6,7 @@
 
 Nothing is loaded into the command, and it is never waited for. If a sampler ends early, that is a loss.
 
-The record of a sample, after the head that `transport` describes:
+The record of a sample, after the head that `channel.RECORD` reads:
 
     0      8     12    16           24         32
     | key  | gpu | 0   | start_ns   | end_ns   | value f64 of each counter …
@@ -50,9 +50,9 @@ from tracepipe.printable import printable
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.build.driver import Owner, driver_environment
 from tracepipe.tracer.gpu.build.toolchain import INSTALL, NATIVE, Toolchain, find_parts
+from tracepipe.tracer.gpu.engines.channel import MALFORMED, RECORD, GpuRecord, Kind, Malformed, whole_bytes
 from tracepipe.tracer.gpu.engines.renderer import Decoder, Recording
 from tracepipe.tracer.gpu.engines.streams import RecordStream
-from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, GpuRecord, Kind, Malformed, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss

@@ -28,6 +28,19 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
+from tracepipe.tracer.gpu.engines.channel import (
+    ENTRY_BYTES,
+    INJECTION_VARIABLE,
+    PROCESS_BYTES,
+    REFUSALS,
+    GpuRecord,
+    Malformed,
+    MemoryLimit,
+    add_loss,
+    check_span,
+    put_bounded,
+    text,
+)
 from tracepipe.tracer.gpu.engines.renderer import (
     Decoder,
     Finder,
@@ -41,19 +54,6 @@ from tracepipe.tracer.gpu.engines.renderer import (
 )
 from tracepipe.tracer.gpu.engines.stalls import STALL_LAYER, STALLS_VARIABLE, StallDecoder, StallKind
 from tracepipe.tracer.gpu.engines.streams import RecordStream
-from tracepipe.tracer.gpu.engines.transport import (
-    ENTRY_BYTES,
-    INJECTION_VARIABLE,
-    PROCESS_BYTES,
-    REFUSALS,
-    GpuRecord,
-    Malformed,
-    MemoryLimit,
-    add_loss,
-    check_span,
-    put_bounded,
-    text,
-)
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import CALL as CALL_SPAN
@@ -238,11 +238,8 @@ class _Work:
 class _KernelKeeper(Keeper):
     """Keeps names of functions, and whether another profiler took over CUPTI; ended work needs only names."""
 
-    kinds = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO})
-    whole = frozenset(LAYERS)
-
-    def __init__(self, memory: MemoryLimit) -> None:
-        super().__init__(memory)
+    def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
+        super().__init__(memory, kinds)
         self._taken: dict[int, bytes] = {}
 
     def add(self, record: GpuRecord, content: bytes) -> None:
@@ -286,6 +283,8 @@ class KernelDecoder(Decoder):
     """Makes lines of GPU work and of API calls."""
 
     kinds = frozenset(KernelKind) - {KernelKind.ANY}
+    kept = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO})
+    whole = frozenset(LAYERS)
     keeper, finder = _KernelKeeper, _KernelFinder
     _layouts: ClassVar[Mapping[int, struct.Struct]] = {
         KernelKind.KERNEL: KERNEL,

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.tracer.gpu.build.driver import limits_of, uuid_text
-from tracepipe.tracer.gpu.engines.transport import (
+from tracepipe.tracer.gpu.engines.channel import (
     ENTRY_BYTES,
     GPU,
     PROCESS_BYTES,
@@ -192,20 +192,15 @@ class Recording:
 
 
 class Keeper:
-    """Keeps evicted records that later ones need, of equal ones only the last."""
+    """Keeps evicted records of `kinds`, which later ones need; of equal ones only the last."""
 
-    kinds: frozenset[int] = frozenset()
-    """The kinds that are kept as they are."""
-    whole: frozenset[int] = frozenset()
-    """The kinds whose records are complete without earlier ones."""
-
-    def __init__(self, memory: MemoryLimit) -> None:
-        self._memory = memory
+    def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
+        self._memory, self._kinds = memory, kinds
         self._known: dict[tuple[int, int, bytes], bytes] = {}
 
     def add(self, record: GpuRecord, content: bytes) -> None:
         """Add an evicted record, with its bytes. May raise one of REFUSALS."""
-        if record.kind in self.kinds:
+        if record.kind in self._kinds:
             self._keep(record, content, bytes(record.payload))
 
     def carried(self) -> Carried:
@@ -234,9 +229,10 @@ class ChannelCarry:
 
     def __init__(self, decoders: Iterable[Decoder]) -> None:
         self.memory = MemoryLimit()
-        pairs = [(decoder.kinds, decoder.keeper(self.memory)) for decoder in decoders]
-        self._keepers = [keeper for _, keeper in pairs]
-        self._by_kind = {kind: keeper for kinds, keeper in pairs for kind in kinds}
+        keepers = {decoder: decoder.keeper(self.memory, decoder.kept) for decoder in decoders}
+        self._keepers = list(keepers.values())
+        self._by_kind = {kind: keeper for decoder, keeper in keepers.items() for kind in decoder.kinds}
+        self._whole = {kind for decoder in keepers for kind in decoder.whole}
 
     def add(self, chunk: bytes) -> None:
         for record, at, end in placed_records(chunk):
@@ -248,9 +244,8 @@ class ChannelCarry:
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
         parts: tuple[list[bytes], list[bytes]] = ([], [])
         for record, at, end in placed_records(chunk):
-            keeper = self._by_kind.get(record.kind)
-            is_whole = keeper is not None and record.kind in keeper.whole
-            parts[record.time_ns >= start_ns or is_whole].append(chunk[at:end])
+            is_late = record.time_ns >= start_ns or record.kind in self._whole
+            parts[is_late].append(chunk[at:end])
         return b"".join(parts[0]), b"".join(parts[1])
 
     def carried(self) -> Carried:
@@ -293,9 +288,9 @@ class ChannelSpans:
     def __init__(self, wanted: Wanted, decoders: Iterable[Decoder]) -> None:
         self._wanted, self._memory = wanted, MemoryLimit()
         self._names: dict[tuple[int, int], WantedName] = {}
-        pairs = [(decoder.kinds, decoder.finder(wanted, self._names, self._memory)) for decoder in decoders]
-        self._finders = [finder for _, finder in pairs]
-        self._by_kind = {kind: finder for kinds, finder in pairs for kind in kinds}
+        finders = {decoder: decoder.finder(wanted, self._names, self._memory) for decoder in decoders}
+        self._finders = list(finders.values())
+        self._by_kind = {kind: finder for decoder, finder in finders.items() for kind in decoder.kinds}
 
     def ended(self, chunk: bytes) -> Iterator[Span]:
         for record in records(chunk):
@@ -318,6 +313,10 @@ class Decoder(ABC):
     """Makes lines of the records of some kinds."""
 
     kinds: ClassVar[frozenset[int]]
+    kept: ClassVar[frozenset[int]] = frozenset()
+    """The kinds of which evicted records are kept as they are."""
+    whole: ClassVar[frozenset[int]] = frozenset()
+    """The kinds whose records are complete without earlier ones."""
     keeper: ClassVar[type[Keeper]] = Keeper
     finder: ClassVar[type[Finder]] = Finder
     stall_samples = 0
@@ -358,17 +357,10 @@ class Decoder(ABC):
 MakeDecoder = Callable[[Recording], Decoder]
 
 
-class _ProcessKeeper(Keeper):
-    """Keeps what a process has told of itself."""
-
-    kinds = frozenset({Kind.NAME, Kind.GPU, Kind.NOTE, Kind.STACK, Kind.FRAME})
-
-
 class ProcessDecoder(Decoder):
     """Takes what each library for GPUs tells of its process: names, GPUs, messages, Python stacks."""
 
-    kinds = _ProcessKeeper.kinds
-    keeper = _ProcessKeeper
+    kinds = kept = frozenset({Kind.NAME, Kind.GPU, Kind.NOTE, Kind.STACK, Kind.FRAME})
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
         recording, kind, payload = self._recording, record.kind, record.payload

@@ -13,8 +13,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from tracepipe.event.model import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
-from tracepipe.tracer.gpu.engines.renderer import Decoder, Keeper, Process, Recording
-from tracepipe.tracer.gpu.engines.transport import (
+from tracepipe.tracer.gpu.engines.channel import (
     ENTRY_BYTES,
     REFUSALS,
     GpuRecord,
@@ -24,6 +23,7 @@ from tracepipe.tracer.gpu.engines.transport import (
     printable,
     text,
 )
+from tracepipe.tracer.gpu.engines.renderer import Decoder, Process, Recording
 from tracepipe.tracer.records.line import Lines
 
 STALLS_VARIABLE: Final = "TRACEPIPE_GPU_STALLS"
@@ -55,18 +55,12 @@ _REASON_BYTES: Final = 256
 _PERIOD_LOG2_MAX: Final = 31
 
 
-class _StallKeeper(Keeper):
-    """Keeps the names of reasons; other records are complete with them."""
-
-    kinds = frozenset({StallKind.STALL_REASON})
-    whole = frozenset(StallKind) - kinds
-
-
 class StallDecoder(Decoder):
     """Makes lines of records of stall reasons."""
 
     kinds = frozenset(StallKind)
-    keeper = _StallKeeper
+    kept = frozenset({StallKind.STALL_REASON})  # other records are complete with them
+    whole = kinds - kept
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
@@ -89,26 +83,29 @@ class StallDecoder(Decoder):
         waiting, self._waiting = self._waiting, []
         for record in waiting:
             try:
-                made = self._loss(record) if record.kind == StallKind.STALL_LOSS else self._samples(record)
+                made = self._samples(record)
             except REFUSALS as refusal:
                 self._recording.refused.count(refusal)
                 continue
             for line in made:
                 lines.record(line)
 
-    def _loss(self, record: GpuRecord) -> list[dict[str, Any]]:
-        start_ns, end_ns, samples = LOSS.unpack_from(record.payload)
-        check_span(start_ns, end_ns)
-        if not 0 < start_ns <= end_ns or not 0 < samples <= COUNT_LIMIT:
-            raise Malformed
-        add_loss(self._recording.losses, STALL_LAYER, samples)
-        reason = printable(text(record.payload[: LOSS.size + _REASON_BYTES], LOSS.size))
-        loss: dict[str, Any] = {"type": "loss", "layer": STALL_LAYER, "count": samples}
-        loss["reason"] = f"process {record.pid}: {reason}"
-        return [loss | {"ts_ns": start_ns, "dur_ns": end_ns - start_ns}]
-
     def _samples(self, record: GpuRecord) -> list[dict[str, Any]]:
         process, is_by_pc = self._recording.process(record.pid), record.kind == StallKind.STALL_PCS
+        if record.kind == StallKind.STALL_LOSS:
+            start_ns, end_ns, count = LOSS.unpack_from(record.payload)
+            check_span(start_ns, end_ns)
+            if not 0 < start_ns <= end_ns or not 0 < count <= COUNT_LIMIT:
+                raise Malformed
+            add_loss(self._recording.losses, STALL_LAYER, count)
+            reason = printable(text(record.payload[: LOSS.size + _REASON_BYTES], LOSS.size))
+            loss: dict[str, Any] = {"type": "loss", "layer": STALL_LAYER, "count": count}
+            loss |= {
+                "reason": f"process {record.pid}: {reason}",
+                "ts_ns": start_ns,
+                "dur_ns": end_ns - start_ns,
+            }
+            return [loss]
         start_ns, end_ns, gpu, period_log2 = HEAD.unpack_from(record.payload)
         check_span(start_ns, end_ns)
         entries = list((STALL_PC if is_by_pc else STALL).iter_unpack(record.payload[HEAD.size :]))

@@ -38,19 +38,7 @@ from tracepipe.tracer.gpu.engines.api_calls import (
     CallLines,
     write_table,
 )
-from tracepipe.tracer.gpu.engines.renderer import (
-    Decoder,
-    EvictedRecord,
-    Finder,
-    Keeper,
-    Process,
-    ProcessDecoder,
-    Recording,
-    WantedName,
-    WantedNames,
-)
-from tracepipe.tracer.gpu.engines.streams import RecordStream
-from tracepipe.tracer.gpu.engines.transport import (
+from tracepipe.tracer.gpu.engines.channel import (
     ENTRY_BYTES,
     INJECTION_VARIABLE,
     NAME,
@@ -63,6 +51,18 @@ from tracepipe.tracer.gpu.engines.transport import (
     printable,
     read_name,
 )
+from tracepipe.tracer.gpu.engines.renderer import (
+    Decoder,
+    EvictedRecord,
+    Finder,
+    Keeper,
+    Process,
+    ProcessDecoder,
+    Recording,
+    WantedName,
+    WantedNames,
+)
+from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import KERNEL as KERNEL_SPAN
@@ -177,12 +177,6 @@ def read_warps(payload: memoryview) -> tuple[int, int, int, dict[str, list[int]]
     if len(columns.get("first_warp", ())) == 1 and warps == len(columns.get("entry_ns", ())):
         (first,) = columns.pop("first_warp")
         columns = {"warp": list(range(first, first + warps))} | columns
-    _check(columns, base_ns, warps, exits)
-    return launch, base_ns, warps, columns
-
-
-def _check(columns: dict[str, list[int]], base_ns: int, warps: int, exits: int) -> None:
-    """Raise Malformed unless the columns match the numbers of warps and exits, and their values are valid."""
     if base_ns > TIME_LIMIT_NS or not warps or any(name not in columns for name in _NEEDED):
         raise Malformed
     ranges = sum(columns.get("range_count", ()))
@@ -193,6 +187,7 @@ def _check(columns: dict[str, list[int]], base_ns: int, warps: int, exits: int) 
         raise Malformed
     if ranges and not _are_within(columns):
         raise Malformed
+    return launch, base_ns, warps, columns
 
 
 def _are_within(columns: dict[str, list[int]]) -> bool:
@@ -314,11 +309,8 @@ class _WarpKeeper(Keeper):
     the last clock pairs.
     """
 
-    kinds = frozenset({WarpKind.MET, WarpKind.MET_CALLED})
-    whole = frozenset({WarpKind.WARPS, WarpKind.KERNEL, WarpKind.LOST_WARPS})
-
-    def __init__(self, memory: MemoryLimit) -> None:
-        super().__init__(memory)
+    def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
+        super().__init__(memory, kinds)
         self._launches: dict[int, bytes] = {}
         self._calls: dict[int, list[EvictedRecord]] = {}
         self._clocks: dict[tuple[int, int], list[EvictedRecord]] = {}
@@ -400,6 +392,8 @@ class WarpDecoder(Decoder):
     """Makes lines of warps, kernels and calls; lines of threads, if wanted, are in `rest`."""
 
     kinds = frozenset(WarpKind) | {Kind.CLOCK}
+    kept = frozenset({WarpKind.MET, WarpKind.MET_CALLED})
+    whole = frozenset({WarpKind.WARPS, WarpKind.KERNEL, WarpKind.LOST_WARPS})
     keeper, finder = _WarpKeeper, _WarpFinder
 
     def __init__(
