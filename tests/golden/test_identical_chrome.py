@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tracepipe.readers.chrome_events
+import tracepipe.readers.chrome
 import tracepipe.readers.json_elements
 import tracepipe.readers.sorted_rows
 from benchmarks.recordings import write_kineto
@@ -100,7 +100,7 @@ def _traces(draw: st.DrawFn) -> bytes:
 def test_whatever_a_trace_holds(data: bytes, chunk_bytes: int, kinds_max: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracepipe.readers.json_elements, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(tracepipe.readers.chrome_events, "_KINDS_MAX", kinds_max)
+        patch.setattr(tracepipe.readers.chrome, "_KINDS_MAX", kinds_max)
         path = Path(folder, "input.json")
         path.write_bytes(data)
         for to in ("text", "chrome"):

@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 
 from tests.native import buffers, inputs, sorting
-from tracepipe.readers.chrome_events import ns_of
+from tracepipe.readers.chrome import ns_of
 from tracepipe.readers.ids import flow_number, flow_text
 from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE, SortedRow
 

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tracepipe.event.tables import Tables
+from tracepipe.event.tables import NativeTables, Tables
 from tracepipe.native import PURE, library
-from tracepipe.readers.line_columns import NativeTables
 
 CORES = ("pure", "native")
 

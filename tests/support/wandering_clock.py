@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tracepipe.clocks.pairs import ClockPair
+from tracepipe.clocks.maps import ClockPair
 
 SECOND_NS = 1_000_000_000
 

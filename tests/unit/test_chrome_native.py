@@ -24,7 +24,7 @@ from tracepipe.event import tables as event_tables
 from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, Op, OpColumns, op_of
 from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Args, Tables
+from tracepipe.event.tables import Args, NativeTables, Tables
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.timeline import (
     FIRST_EXTRA,
@@ -42,7 +42,6 @@ from tracepipe.layout.timeline import (
 )
 from tracepipe.native import library
 from tracepipe.readers import tracepipe1
-from tracepipe.readers.line_columns import NativeTables
 from tracepipe.recording.convert import Conversion, ConversionOptions
 
 START_NS = 5_000_000_000_000

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tests.support.stamped import Stamping
 from tests.support.wandering_clock import SECOND_NS, Rates, ppm
 from tracepipe.clocks import Clocks, maps
-from tracepipe.clocks.maps import ClockMap, offset_map
-from tracepipe.clocks.pairs import ClockPair, Pairs
+from tracepipe.clocks.maps import ClockMap, ClockPair, Pairs, offset_map
 from tracepipe.errors import ClockError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import UNDATED_NS

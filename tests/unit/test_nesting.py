@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.support.cores import running
 from tracepipe.event.columns import NONE, SPECIAL, EventColumns, TraceColumns, event_columns, signed
 from tracepipe.event.model import FLOW_LIMIT
-from tracepipe.event.native_nesting import AnyNesting, new_nesting
 from tracepipe.event.nesting import (
     COUNTED,
     DEPTH_MAX,
@@ -25,10 +24,12 @@ from tracepipe.event.nesting import (
     NO_ROW,
     OVERLAP_ROWS_MAX,
     STARTS,
+    AnyNesting,
     Early,
     Outcomes,
     ShapeRow,
     WarpStarts,
+    new_nesting,
 )
 from tracepipe.event.ops import (
     BEGIN,

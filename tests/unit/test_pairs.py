@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
 from tests.support.wandering_clock import SECOND_NS, Rates
-from tracepipe.clocks import Clocks, pairs
-from tracepipe.clocks.maps import ClockMap, fit
-from tracepipe.clocks.pairs import ClockPair, Pairs
+from tracepipe.clocks import Clocks, maps
+from tracepipe.clocks.maps import ClockMap, ClockPair, Pairs, fit
 from tracepipe.event.model import Header, Record, SourceNs
 
 GPU = "globaltimer:0"
@@ -26,9 +25,9 @@ STEP_NS = SECOND_NS // 4
 @pytest.fixture(autouse=True)
 def few_are_kept() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairs, "PAIRS_MAX", KEPT)
-        patch.setattr(pairs, "CLOCKS_MAX", 8)
-        patch.setattr(pairs, "PART", 50)
+        patch.setattr(maps, "PAIRS_MAX", KEPT)
+        patch.setattr(maps, "CLOCKS_MAX", 8)
+        patch.setattr(maps, "PART", 50)
         yield
 
 

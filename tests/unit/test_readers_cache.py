@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tracepipe.readers import sorted_events
-from tracepipe.readers.sorted_events import Cache
+from tracepipe.readers import sorted_rows
+from tracepipe.readers.sorted_rows import Cache
 
 
 @pytest.mark.parametrize("limit", ["_ENTRIES_MAX", "_BYTES_MAX"])
 def test_it_holds_a_bounded_number_of_entries_and_bytes(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_events, limit, 20)
+    monkeypatch.setattr(sorted_rows, limit, 20)
     some = Cache[int, str]()
     size_bytes = 1 if limit == "_ENTRIES_MAX" else 10
     most = 0
@@ -22,7 +22,7 @@ def test_it_holds_a_bounded_number_of_entries_and_bytes(limit: str, monkeypatch:
 
 
 def test_an_entry_larger_than_all_is_kept_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_events, "_BYTES_MAX", 20)
+    monkeypatch.setattr(sorted_rows, "_BYTES_MAX", 20)
     some = Cache[int, str]()
     some.keep(1, "small", 5)
     some.keep(2, "large", 50)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tests.support.cores import running
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import chrome, chrome_events, ids, json_elements, recognise
-from tracepipe.readers.chrome_events import ns_of_text
-from tracepipe.readers.json_elements import JsonElements, objects
+from tracepipe.readers import chrome, ids, json_elements, recognise
+from tracepipe.readers.json_elements import JsonElements, ns_of_text, objects
 
 EVENT = {"ph": "X", "name": "f", "pid": 7, "tid": 8, "ts": 1, "dur": 2}
 
@@ -379,7 +378,7 @@ def test_processes_beyond_those_that_can_be_distinguished_are_reported(
 
 
 def test_names_beyond_those_that_are_kept_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_events, "_NAMES_MAX", 3)
+    monkeypatch.setattr(chrome, "_NAMES_MAX", 3)
     named = [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": at, "args": {"name": f"thread {at}"}}
         for at in range(5)

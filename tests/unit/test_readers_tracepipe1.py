@@ -16,8 +16,8 @@ from tracepipe.event.columns import NONE, SPECIAL
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.event.warps import Warps
 from tracepipe.readers import READERS, recognise, recording, tracepipe1
-from tracepipe.readers.line_columns import NativeWarpLines
 from tracepipe.readers.recording import Rejoined, chunks_of_lines
+from tracepipe.readers.tracepipe1 import NativeWarpLines
 
 HEADER = orjson.dumps(Header(clock="monotonic").to_record())
 GOOD = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":1,"pid":1,"tid":1}'

@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.clocks.common_events import Agreement, CommonEvents, agreement
-from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit
-from tracepipe.clocks.pairs import CRYSTAL_PPM, WANDER_PPM, Pairs, most
+from tracepipe.clocks.maps import CRYSTAL_PPM, SNAPSHOT_NS, WANDER_PPM, ClockMap, Pairs, fit, most
 from tracepipe.clocks.stamp import Clocks
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import Int64s

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.clocks.pairs import ClockPair, Pairs
+from tracepipe.clocks.maps import ClockPair, Pairs
 from tracepipe.event.columns import NONE, Bools, Int64s
 
 CELL_BITS: Final = 30

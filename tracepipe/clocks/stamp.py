@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.clocks import pairs
-from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, Fit, fit, offset_map
-from tracepipe.clocks.pairs import CollectedPairs, in_parts
+from tracepipe.clocks import maps
+from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, CollectedPairs, Fit, fit, in_parts, offset_map
 from tracepipe.clocks.warp_times import WarpTimes
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import (
@@ -60,7 +59,7 @@ def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int 
 
 def _leave_out(clock: str, count: int, unplaced: dict[str, int]) -> None:
     """Count events that are not placed, by clock for the first clocks."""
-    if clock not in unplaced and len(unplaced) >= pairs.CLOCKS_MAX:
+    if clock not in unplaced and len(unplaced) >= maps.CLOCKS_MAX:
         clock = _OTHERS
     unplaced[clock] = unplaced.get(clock, 0) + count
 
@@ -206,7 +205,7 @@ class Clocks:
             if shape.type not in HOST_LAYERS or shape.clock is not None or shape.comm is not None:
                 self._note(clock, 0)
             return 0
-        names_max = len(self._maps) + pairs.CLOCKS_MAX
+        names_max = len(self._maps) + maps.CLOCKS_MAX
         if clock_map is None and clock not in self._clocks and len(self._clocks) >= names_max:
             clock = _OTHERS
         return self._clocks.setdefault(clock, len(self._clocks) + 1)

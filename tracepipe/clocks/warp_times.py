@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.clocks.maps import ClockMap
-from tracepipe.clocks.pairs import most
+from tracepipe.clocks.maps import ClockMap, most
 from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks, SmClocks, WarpReadings
 from tracepipe.event.columns import Bools, Bytes, Int64s, Ints
 from tracepipe.event.model import SourceNs

@@ -525,3 +525,6 @@ RECORDS: Final[dict[str, type]] = {
     "footer": Footer,
     **{name: Event for name in LAYERS if name != "gpu_warp"},
 }
+OTHERS: Final = frozenset(name for name, record in RECORDS.items() if record is not Event)
+"""Types of records that are not events of a thread, a stream or a lane, or that become an event of another
+type."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 
+from tracepipe.event.checks import RecordCheck, long_texts
 from tracepipe.event.columns import NONE, Bools, Int32s, Texts, distinct
+from tracepipe.event.model import OTHERS
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.stacks import Stacks
+from tracepipe.native import library
 
 # At most this many shapes and arguments, and this much of their text, are kept between two batches.
 KEPT_MAX = 1 << 13
@@ -158,3 +164,87 @@ def _new_numbers(kept: Int32s, count: int) -> Int32s:
     new[kept] = np.arange(len(kept), dtype=np.int32)
     new[[-3, -2]] = -3, -2
     return new
+
+
+# The core's tables, by number.
+_SHAPES, _ARGS = 0, 1
+
+
+class NativeTables(Tables):
+    """Tables whose texts the core keeps. A shape is parsed when a line has it for the first time."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        super().__init__()
+        self._core = core
+        self.reader = core.tp_reader_new(int.from_bytes(os.urandom(8), "little"))
+        if not self.reader:
+            raise MemoryError
+        weakref.finalize(self, core.tp_reader_free, self.reader)
+
+    def _number(self, table: int, text: bytes) -> int:
+        number: int = self._core.tp_reader_number(self.reader, table, text, len(text))
+        if number < 0:
+            raise MemoryError
+        return number
+
+    def _text(self, table: int, number: int) -> bytes:
+        text = ctypes.c_void_p()
+        size = self._core.tp_reader_text(self.reader, table, number, ctypes.byref(text))
+        if size < 0:
+            raise IndexError(number)
+        return ctypes.string_at(text, size)
+
+    def _new_shape(self, shape: Shape) -> int:
+        # No line has such a text.
+        number = self._number(_SHAPES, repr(shape).encode("utf-8", "surrogatepass"))
+        self._set_shape(number, shape)
+        return number
+
+    def _set_shape(self, number: int, shape: Shape | None) -> None:
+        assert number == len(self.shapes)
+        self.shapes.append(shape)
+
+    def text_number(self, text: bytes) -> int:
+        return self._number(_ARGS, text)
+
+    def text_numbers(self, texts: Texts) -> Int32s:
+        numbers = np.empty(len(texts), np.int32)
+        if self._core.tp_reader_numbers(
+            self.reader, _ARGS, texts.data, texts.ends.ctypes.data, len(texts), numbers.ctypes.data
+        ):
+            raise MemoryError
+        return numbers
+
+    def text(self, number: int) -> bytes:
+        return self._text(_ARGS, number)
+
+    @property
+    def args_count(self) -> int:
+        return int(self._core.tp_reader_count(self.reader, _ARGS))
+
+    def text_bytes(self) -> int:
+        return sum(int(self._core.tp_reader_bytes(self.reader, table)) for table in (_SHAPES, _ARGS))
+
+    def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
+        for table, kept in ((_SHAPES, shapes), (_ARGS, args)):
+            numbers = np.array(list(kept), np.int64)
+            if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
+                raise MemoryError
+
+    def parse_shapes(self, check: RecordCheck) -> bool:
+        """Parse the new shapes. Return whether any of them is not of an event."""
+        bad = False
+        for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
+            record = orjson.loads(self._text(_SHAPES, number))
+            good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
+            good = good and not check.fault(record) and record["type"] not in OTHERS
+            good = good and not long_texts(record)  # these are cut, with a problem
+            self._set_shape(number, shape_of(record) if good else None)
+            bad = bad or not good
+        return bad
+
+
+def new_tables() -> Tables:
+    """Return tables whose texts the native core keeps, where it is loaded."""
+    core = library()
+    return Tables() if core is None else NativeTables(core)

@@ -10,8 +10,7 @@ import numpy as np
 from tracepipe.event.columns import Bools, Int64s, TraceColumns, grown
 from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_GPU, RANK_OF_SM, SUMMARY
 from tracepipe.event.model import COUNTS, Header
-from tracepipe.event.native_nesting import new_nesting
-from tracepipe.event.nesting import FLOWS_OF_ALL, FLOWS_OF_IOCTLS, NO_ROW, ShapeRow
+from tracepipe.event.nesting import FLOWS_OF_ALL, FLOWS_OF_IOCTLS, NO_ROW, ShapeRow, new_nesting
 from tracepipe.event.ops import OpColumns
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape

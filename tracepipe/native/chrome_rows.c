@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Makes rows of events of Chrome's trace JSON, in the usual forms of what `chrome_events.py` reads.
+/* Makes rows of events of Chrome's trace JSON, in the usual forms of what `chrome.py` reads.
  *
  *     {"ph":"X","cat":"kernel","name":"f","pid":0,"tid":7,"ts":1.234,"dur":5.6,"args":{"stream":7,"a":[1,2]}}
  *      └───────────────── head ────────────────────┘                                └ place ─┘ └ other ┘
@@ -441,7 +441,7 @@ static int is_elsewhere(const tp_event *e, const tp_piece *piece, int rank, int 
     return rank == FLOW && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\""));
 }
 
-/* Adds the last arguments of an allocation of PyTorch, as `_instant` of chrome_events.py does. Returns whether
+/* Adds the last arguments of an allocation of PyTorch, as `_instant` of chrome.py does. Returns whether
  * they have the usual form. */
 static int write_allocation(tp_events *r, const tp_event *e, tp_buffer *to, int64_t start)
 {

@@ -34,8 +34,7 @@ from tracepipe.event.columns import (
     joined,
 )
 from tracepipe.event.model import COUNTS, FLOW_PHASES, TIME_LIMIT_NS, Record
-from tracepipe.event.native_nesting import new_nesting
-from tracepipe.event.nesting import NO_ROW, ShapeRow
+from tracepipe.event.nesting import NO_ROW, ShapeRow, new_nesting
 from tracepipe.event.ops import BEGIN, END
 from tracepipe.event.order import order_of
 from tracepipe.event.shape import Shape, ShapeColumn

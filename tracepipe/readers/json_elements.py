@@ -5,21 +5,23 @@
 
 Objects are found by brackets and quotes alone; the native core does the same in `json.c`. The array may
 end with the stream. What is not an object, and an object without an end, is skipped up to the next event.
-Nothing is ever read as a whole.
+Nothing is ever read as a whole. Times are microseconds, which become nanoseconds by their digits.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import orjson
 
 from tracepipe.event.columns import Int64s
-from tracepipe.event.model import Problem
+from tracepipe.event.model import TIME_LIMIT_NS, Problem
 from tracepipe.native import library
 from tracepipe.readers.recording import BOM, LINE_LIMIT_BYTES
 
@@ -328,3 +330,56 @@ def events_in(text: bytes, at: int) -> Iterator[tuple[int, int]]:
             at = end
         else:
             at = start + 1
+
+
+_PLAIN = re.compile(r"(-?)(\d{1,18})(?:\.(\d+))?")
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?\s*")
+_OF_KEY = {key: re.compile(rb'"%b"\s*:\s*(-?[0-9][0-9.eE+-]*)' % key.encode()) for key in ("ts", "dur")}
+_THREE_DECIMALS = {
+    key: re.compile(rb'"%b"\s*:\s*([0-9]{1,16})\.([0-9]{3})[,}\s]' % key.encode()) for key in ("ts", "dur")
+}
+# Below this, two neighbouring doubles differ by less than a quarter of a nanosecond.
+_EXACT_US: Final = 1 << 40
+
+
+def ns_of_text(text: str) -> int | None:
+    """Nanoseconds of microseconds in digits, rounded to the nearest; None where the text is not a number, or
+    beyond the times of a trace.
+    """
+    plain = _PLAIN.fullmatch(text)
+    if plain:
+        sign, whole, fraction = plain[1], plain[2], plain[3] or ""
+        ns = int(whole) * 1000 + int(fraction[:3].ljust(3, "0")) + (fraction[3:4] >= "5")
+        ns = -ns if sign else ns
+    else:
+        if not _NUMBER.fullmatch(text):
+            return None
+        try:
+            ns = round(Decimal(text.strip()) * 1000)
+        except InvalidOperation:
+            return None
+    return ns if abs(ns) <= TIME_LIMIT_NS else None
+
+
+def ns_of(value: object, key: str, event: bytes) -> int | None:
+    """Nanoseconds of the microseconds that an event has at `key`, by the digits of its text."""
+    if type(value) is int:
+        return value * 1000 if abs(value) <= TIME_LIMIT_NS // 1000 else None
+    if type(value) is str:
+        return ns_of_text(value)
+    if type(value) is not float:
+        return None
+    if abs(value) < _EXACT_US:
+        return round(value * 1000)
+    # PyTorch writes three decimals. No text before may look like the key.
+    found = _THREE_DECIMALS[key].search(event)
+    if found:
+        ns = int(found[1]) * 1000 + int(found[2])
+        if float(b"%b.%b" % found.groups()) == value and ns <= TIME_LIMIT_NS:
+            return ns
+    for found in _OF_KEY[key].finditer(event):
+        if float(found[1]) == value:
+            return ns_of_text(found[1].decode())
+    # The key has an escape.
+    texts = json.loads(event.decode("utf-8", "replace"), parse_float=str)
+    return ns_of_text(texts[key]) if type(texts.get(key)) is str else None

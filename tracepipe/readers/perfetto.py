@@ -37,8 +37,7 @@ from tracepipe.readers.perfetto_sequences import (
 )
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
-from tracepipe.readers.sorted_events import SortedEvents, with_others
-from tracepipe.readers.sorted_rows import SortedRow, SortedRows
+from tracepipe.readers.sorted_rows import SortedEvents, SortedRow, SortedRows, with_others
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
 
 _BUFFER, _OF_CPU = 1 << 3 | BYTES, 2 << 3 | BYTES

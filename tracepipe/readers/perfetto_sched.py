@@ -29,8 +29,7 @@ from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP, state_text
 from tracepipe.readers.perfetto_tracks import Tracks
 from tracepipe.readers.recording import cut_text
-from tracepipe.readers.sorted_events import Cache
-from tracepipe.readers.sorted_rows import SortedRow, SortedRows
+from tracepipe.readers.sorted_rows import Cache, SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text, varints
 
 LEAVES, WOKEN, BEGINS = range(3)

@@ -20,7 +20,16 @@ from tracepipe.event.columns import (
     no_events,
     signed,
 )
-from tracepipe.event.model import NAME_BYTES_MAX, STALLS, Header, HostInstant, Problem, Record, ThreadExit
+from tracepipe.event.model import (
+    NAME_BYTES_MAX,
+    OTHERS,
+    STALLS,
+    Header,
+    HostInstant,
+    Problem,
+    Record,
+    ThreadExit,
+)
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
@@ -32,11 +41,6 @@ LINE_LIMIT_BYTES = 1 << 20
 # A launch of a million warps may be one line, which has its type near its start.
 WARPS_LIMIT_BYTES = 64 << 20
 _WARPS, _HEAD_BYTES = b'"gpu_warp"', 256
-# Types of records that are not events of a thread, a stream or a lane, or that become an event of another
-# type.
-OTHERS = frozenset(
-    {"header", "footer", "clock", "loss", "window", "stack", "name", "gpu_warp", "gpu_thread_exit", *STALLS}
-)
 # Editors on other systems put it before the first line.
 BOM = b"\xef\xbb\xbf"
 # orjson reads 1024 levels and writes 254, with the record's own level. What is read must be writable.

@@ -1,26 +1,57 @@
 """Reads `tracepipe/1`, the event file of `model.py`.
 
-`line_columns`, or the native core where it is loaded, makes columns of lines. Lines that they cannot read,
-among them all broken lines, are read here one by one.
+    {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
+             time └────────────── the same on many lines, but for duration and launch ───────────┘
+
+Columns are made of lines: in Python, which is the reference, and by the native core (`lines.c`,
+`warp_lines.c`). What follows the time on a line is parsed once. When the same text comes again, it is looked
+up. All other lines, among them all broken ones, are read one by one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Iterator
-from typing import BinaryIO, cast
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 import orjson
 
 from tracepipe.errors import FormatError, InputError
-from tracepipe.event.checks import RecordCheck, first_fault
-from tracepipe.event.columns import NONE, SPECIAL, Row, SourceBatch
-from tracepipe.event.model import SCHEMA_VERSION, Header, Problem, Record
-from tracepipe.event.tables import Tables
-from tracepipe.event.warps import Warps
+from tracepipe.event.checks import RecordCheck, first_fault, long_texts
+from tracepipe.event.columns import (
+    NO_INDEX,
+    NONE,
+    SPECIAL,
+    Bools,
+    EventColumns,
+    Index,
+    Int64s,
+    Row,
+    SourceBatch,
+    event_columns,
+    joined_optional,
+    no_indices,
+    signed,
+)
+from tracepipe.event.model import (
+    COLUMN_LIMIT,
+    OTHERS,
+    SCHEMA_VERSION,
+    TIME_LIMIT_NS,
+    Header,
+    Problem,
+    Record,
+    WarpBatch,
+)
+from tracepipe.event.schema import fields_of
+from tracepipe.event.shape import index_of
+from tracepipe.event.tables import NativeTables, Tables
+from tracepipe.event.warps import EACH_EXIT, EACH_RANGE, EACH_WARP, WARP_COLUMNS, Warps, ranges_agree
 from tracepipe.native import library
-from tracepipe.readers.line_columns import FOREIGN, LineColumns, NativeLines, NativeTables
+from tracepipe.native.signatures import Columns, WarpLines
 from tracepipe.readers.recording import (
     BOM,
     THREAD_EXIT,
@@ -34,6 +65,297 @@ from tracepipe.readers.recording import (
     row_of,
     with_problems,
 )
+
+FOREIGN: Final = NONE
+"""The shape of a line that is read separately, or that has no event."""
+Rest = tuple[int, int, int, int, Index | None, int]
+"""A row without its time."""
+ReadOne = Callable[[int, bytes], Row]
+"""Reads one line separately, given its number in the text, from 0 on, and the line."""
+# Our own captures put the time first. 01 is not a number in JSON.
+_TIME_FIRST = re.compile(rb'\{"ts_ns":(0|[1-9][0-9]{0,18}),')
+_LINES_MAX = 1 << 12
+_LINE_BYTES_MAX = 512
+
+
+class LineColumns:
+    """Reads text that is whole lines: those that start with their time and repeat others."""
+
+    def __init__(self, tables: Tables, check: RecordCheck) -> None:
+        self._tables, self._check = tables, check
+        self._rounds = 0
+        self._rests: list[Rest] = []
+        self._known: dict[bytes, int] = {}
+        """The text that follows the time on a line → its place in `_rests`."""
+
+    def read(
+        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+    ) -> tuple[EventColumns, Int64s | None, int]:
+        """Read the lines of `text`. Lines that are not of its grammar are read by `read_one`. Return the rows
+        in order, with ids of stacks; the numbers of their lines, from 0, None for all lines; and how many
+        lines there are. Records that are not events are added to `others`, also by `read_one`.
+        """
+        if self._rounds != self._tables.rounds or len(self._rests) > _LINES_MAX:
+            self._known.clear()
+            self._rests.clear()
+            self._rounds = self._tables.rounds
+        times, places = list[int](), list[int]()
+        for at, line in enumerate(text.split(b"\n")):
+            found, place = _TIME_FIRST.match(line), None
+            ts_ns = int(found[1]) if found else NONE
+            # The shape of a line without a time must not get a number.
+            if found and ts_ns <= TIME_LIMIT_NS:
+                rest = line[found.end() :]
+                place = self._known.get(rest)
+                place = self._place(rest) if place is None else place
+            if place is None:
+                ts_ns, *odd = read_one(at, line)
+                place = len(self._rests)
+                self._rests.append(cast("Rest", tuple(odd)))
+            times.append(ts_ns)
+            places.append(place)
+        used, of = np.unique(np.array(places, np.int64), return_inverse=True)
+        events = event_columns([(0, *self._rests[place]) for place in used.tolist()]).take(of)
+        events.ts_ns = np.array(times, np.int64)
+        kept = np.flatnonzero(events.shape != FOREIGN)
+        if len(kept) == len(places):
+            return events, None, len(places)
+        return events.take(kept), kept, len(places)
+
+    def _place(self, rest: bytes) -> int | None:
+        """The place of the text that follows the time on a line, None where it is not of this grammar."""
+        text = b"{" + rest
+        try:
+            record = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return None
+        # A second ts_ns in the line would replace the first.
+        if is_too_deep(text, record) or "ts_ns" in record or "phase" not in record:
+            return None
+        record["ts_ns"] = 0
+        if self._check.fault(record) or record["type"] in OTHERS or long_texts(record):
+            return None
+        shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
+        launch = signed(record.get("launch", record.get("flow", 0)))
+        stack = record.get("stack", NONE)
+        place = len(self._rests)
+        self._rests.append((shape, args, record.get("dur_ns", 0), launch, index_of(record), stack))
+        if len(rest) <= _LINE_BYTES_MAX:
+            self._known[rest] = place
+        return place
+
+
+# How many lines are read at a time, and the types of the columns of `EventColumns`.
+_ROOM = 1 << 14
+_KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
+_WARPS = -3
+
+
+class NativeLines:
+    """Reads lines of the native grammar."""
+
+    def __init__(self, core: ctypes.CDLL, tables: NativeTables, check: RecordCheck) -> None:
+        self._core, self._tables, self._check = core, tables, check
+        self._warps = NativeWarpLines(core)
+        self._columns = [np.empty(_ROOM, kind) for kind in _KINDS]
+        self._index = no_indices(_ROOM)
+        self._view = Columns(*(column.ctypes.data for column in (*self._columns, self._index)))
+        self._rounds = 0
+        self._bad: set[int] = set()
+        """Numbers of shapes that are not of an event."""
+
+    def read(
+        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+    ) -> tuple[EventColumns, Int64s | None, int]:
+        """Read the lines of `text`, as `LineColumns` does."""
+        before, done, indices = len(self._tables.shapes), ctypes.c_int64(0), ctypes.c_int64(0)
+        parts, index = [], []
+        while done.value <= len(text):
+            out = ctypes.byref(self._view), ctypes.byref(indices)
+            count = self._core.tp_read_lines(
+                self._tables.reader, text, len(text), ctypes.byref(done), *out, _ROOM
+            )
+            if count < 0:
+                raise MemoryError
+            parts.append([column[:count].copy() for column in self._columns])
+            index.append((self._index[:count].copy() if indices.value else None, count))
+            if indices.value:
+                self._index[:count] = NONE
+        columns: list[Any] = parts[0]
+        if len(parts) > 1:
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        *columns, stack = columns
+        events = EventColumns(*columns, index=joined_optional(index, NONE), stack=stack)
+        self._put_warps(text, events, others)
+        self._put_others(text, events, before, read_one)
+        if not (stack != NONE).any():
+            events.stack = None
+        kept = np.flatnonzero(events.shape != FOREIGN)
+        if len(kept) == len(events):
+            return events, None, len(events)
+        return events.take(kept), kept, len(events)
+
+    def _put_warps(self, text: bytes, events: EventColumns, others: list[Record | Warps]) -> None:
+        """Set the rows of batches of warps."""
+        places = np.flatnonzero(events.shape == _WARPS)
+        if not len(places):
+            return
+        for lines in self._warps.parts(events.dur_ns[places]):
+            some = places[lines]
+            found = self._warps.read(text, events.ts_ns[some], events.dur_ns[some])
+            good = [(at, warps) for at, warps in zip(some.tolist(), found, strict=True) if warps is not None]
+            rows = np.array([at for at, _ in good], np.int64)
+            events.ts_ns[rows] = [warps.ts_ns for _, warps in good]
+            events.shape[rows], events.dur_ns[rows] = SPECIAL, 0
+            events.args[rows] = np.arange(len(others), len(others) + len(good))
+            others += [warps for _, warps in good]
+
+    def _put_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
+        """Set the rows of lines that the core could not read."""
+        shape = events.shape
+        if self._rounds != self._tables.rounds:
+            self._rounds = self._tables.rounds
+            self._bad = {at for at, one in enumerate(self._tables.shapes) if one is None}
+        if self._tables.parse_shapes(self._check):
+            self._bad.update(
+                at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None
+            )
+        foreign = (shape < 0) & (shape != SPECIAL)
+        lines: list[bytes] | None = None
+        if self._bad:
+            bad = np.isin(shape, list(self._bad))
+            if bad.any():
+                lines = text.split(b"\n")
+                foreign |= bad
+        for at in np.flatnonzero(foreign).tolist():
+            if lines is None:
+                start = int(events.ts_ns[at])
+                line = text[start : start + int(events.dur_ns[at])]
+            else:
+                line = lines[at]
+            *row, index, stack = read_one(at, line)
+            events.ts_ns[at], shape[at], events.args[at], events.dur_ns[at], events.launch[at] = row
+            if events.stack is not None:
+                events.stack[at] = stack
+            if index is not None and events.index is None:
+                events.index = no_indices(len(events))
+            if events.index is not None:
+                events.index[at] = index or NO_INDEX
+
+
+_PLACES: Final = {name: at for at, name in enumerate(WARP_COLUMNS)}
+_LIMITS: Final = {
+    name: doc.maximum if doc.maximum is not None else COLUMN_LIMIT
+    for name, (_, doc) in fields_of(WarpBatch).items()
+    if name in WARP_COLUMNS
+}
+_OF_RANGES: Final = {"range_count", *EACH_RANGE}
+_NOT_OF_LAUNCH: Final = {"ts_ns", *WARP_COLUMNS}
+# Columns are made of lines with this much text together. A longer line is read alone.
+_TEXT_BYTES: Final = 1 << 18
+# How many texts of launches are remembered, and the most bytes of one.
+_KNOWN_MAX, _KNOWN_BYTES_MAX = 1 << 10, 1 << 11
+
+
+class NativeWarpLines:
+    """Reads such lines of the native grammar."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        self._core = core
+        self._batch = core.tp_batch_new()
+        if not self._batch:
+            raise MemoryError
+        weakref.finalize(self, core.tp_batch_free, self._batch)
+        self._known: dict[bytes, tuple[Record, list[str]] | None] = {}
+        """By the text of a launch: its record and the names of its ranges; None where the line is bad."""
+
+    @staticmethod
+    def parts(size: Int64s) -> list[Any]:
+        """Split lines of these sizes into parts that are read together."""
+        end = np.cumsum(size)
+        part = end // _TEXT_BYTES + (end - size) // _TEXT_BYTES
+        return np.split(np.arange(len(size)), np.flatnonzero(np.diff(part)) + 1)
+
+    def read(self, text: bytes, at: Int64s, size: Int64s) -> list[Warps | None]:
+        """The batches of lines of `text`, by their places and sizes; None for one that is bad, or not of the
+        native grammar.
+        """
+        lines = len(at)
+        is_read, counts = np.empty(lines, np.bool_), np.empty((lines, len(WARP_COLUMNS)), np.int64)
+        ts_ns, launch, end = (np.empty(lines, np.int64) for _ in range(3))
+        out = WarpLines(*(column.ctypes.data for column in (is_read, ts_ns, launch, end, counts)))
+        columns = at.ctypes.data, size.ctypes.data, ctypes.byref(out)
+        self._core.tp_batch_read(self._batch, text, lines, *columns)
+        texts = ctypes.c_void_p()
+        there = ctypes.string_at(texts, self._core.tp_batch_rest(self._batch, ctypes.byref(texts)))
+        values = []
+        for place in range(len(WARP_COLUMNS)):
+            column = ctypes.c_void_p()
+            count = self._core.tp_batch_column(self._batch, place, ctypes.byref(column))
+            memory = (ctypes.c_int64 * count).from_address(column.value or 0) if count else ()
+            values.append(np.array(memory, np.int64))
+        counts[~is_read] = -1
+        last = np.cumsum(np.maximum(counts, 0), axis=0)
+        good = is_read & _are_good(values, counts, last)
+        found: list[Warps | None] = []
+        start = 0
+        some = np.flatnonzero((counts >= 0).any(axis=0))
+        named = [(WARP_COLUMNS[place], values[place]) for place in some.tolist()]
+        places = counts[:, some].tolist(), last[:, some].tolist()
+        rows = zip(good.tolist(), ts_ns.tolist(), launch.tolist(), end.tolist(), *places, strict=True)
+        for is_good, base_ns, of, end_of_text, sizes, stops in rows:
+            launched = self._launched(there[start:end_of_text]) if is_good else None
+            start = end_of_text
+            if launched is None:
+                found.append(None)
+                continue
+            record, ranges = dict(launched[0]), launched[1]
+            if of >= 0:
+                record["launch"] = of
+            each = zip(named, sizes, stops, strict=True)
+            given = {name: column[stop - size : stop] for (name, column), size, stop in each if size >= 0}
+            warps = Warps(launched=record, ts_ns=base_ns, ranges=ranges, **given)
+            found.append(warps if given.keys().isdisjoint(_OF_RANGES) or ranges_agree(warps) else None)
+        return found
+
+    def _launched(self, text: bytes) -> tuple[Record, list[str]] | None:
+        """The record of a launch, without its time and with 0 for its id, and the names of its ranges; None
+        where the line is bad.
+        """
+        if text in self._known:
+            return self._known[text]
+        record: Record = orjson.loads(text)
+        known = None
+        if record.get("type") == "gpu_warp" and not first_fault(record) and not long_texts(record):
+            ranges = record.pop("ranges", [])
+            known = {name: value for name, value in record.items() if name not in _NOT_OF_LAUNCH}, ranges
+        if len(text) <= _KNOWN_BYTES_MAX:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[text] = known
+        return known
+
+
+def _are_good(values: list[Int64s], counts: Int64s, last: Int64s) -> Bools:
+    """Whether all numbers of each line are within their limits, and all its columns, except those of ranges,
+    have the same number of values; `last` is where the values of each line end.
+    """
+    good = np.ones(len(last), np.bool_)
+    for name, at in _PLACES.items():
+        if len(values[at]) and int(values[at].max()) > _LIMITS[name]:
+            beyond = np.flatnonzero(values[at] > _LIMITS[name])
+            good[np.searchsorted(last[:, at], beyond, "right")] = False
+    size, exits, at = counts[:, _PLACES["warp"]], counts[:, _PLACES["warp"]], _PLACES["exit_count"]
+    if len(values[at]):
+        total = np.append(0, np.cumsum(values[at]))
+        of_warps = total[last[:, at]] - total[last[:, at] - np.maximum(counts[:, at], 0)]
+        exits = np.where(counts[:, at] < 0, size, of_warps)
+    for names, want in ((EACH_WARP, size), (EACH_EXIT, exits)):
+        for name in names:
+            count = counts[:, _PLACES[name]]
+            good &= (count < 0) | (count == want)
+    return good
+
 
 # Some thousand lines, so that the cost for each batch is small.
 CHUNK_BYTES = 1 << 18

@@ -49,7 +49,7 @@ from tracepipe.readers.recording import (
     is_too_deep,
     not_json,
 )
-from tracepipe.readers.sorted_events import SortedEvents, batches_of
+from tracepipe.readers.sorted_rows import SortedEvents, batches_of
 
 CLOCK: Final = "trace"
 # The most bytes of stacks that are kept. A session has some thousand stacks of some 2 KB.

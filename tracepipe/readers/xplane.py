@@ -34,8 +34,7 @@ from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Header,
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.ids import LAUNCHES, Ids, flow_number
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems, cut_text
-from tracepipe.readers.sorted_events import SortedEvents, batches_of
-from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE
+from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE, SortedEvents, batches_of
 from tracepipe.readers.wire_fields import (
     BYTES,
     FIXED64,

@@ -20,10 +20,9 @@ from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
 from tracepipe.event.model import Header, Layers, Problem, SourceNs
 from tracepipe.event.origins import Numbers, Origins, Renumbered, id_on
-from tracepipe.event.tables import KEPT_MAX, Tables
+from tracepipe.event.tables import KEPT_MAX, Tables, new_tables
 from tracepipe.options import STANDARD
 from tracepipe.readers import UNDATED
-from tracepipe.readers.line_columns import new_tables
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, open_recording
 from tracepipe.recording.reading import Progress, Reading

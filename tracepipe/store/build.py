@@ -25,7 +25,7 @@ from tracepipe.event.model import (
     Problem,
     Record,
 )
-from tracepipe.event.native_nesting import new_nesting
+from tracepipe.event.nesting import new_nesting
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
 from tracepipe.event.warps import PlacedWarps, at_once

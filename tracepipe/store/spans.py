@@ -20,8 +20,7 @@ from tracepipe.errors import OutputError
 from tracepipe.event import ops as op
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, TraceColumns, joined
 from tracepipe.event.model import TIME_LIMIT_NS
-from tracepipe.event.native_nesting import AnyNesting
-from tracepipe.event.nesting import NO_ROW, OVERLAP_ROWS_MAX
+from tracepipe.event.nesting import NO_ROW, OVERLAP_ROWS_MAX, AnyNesting
 from tracepipe.event.ops import BEGIN, END
 from tracepipe.event.order import order_of
 
