@@ -10,9 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
-from tracepipe.event.columns import NONE, Bools, TraceColumns, grown
+from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.counters import (
     DEVICE_MEMORY,
     DEVICE_MEMORY_IN_USE,
@@ -28,7 +26,7 @@ from tracepipe.event.model import COUNT_LIMIT, COUNTS, Record
 from tracepipe.event.ops import COUNTER, Op, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, SIZE_KEYS
-from tracepipe.layout.rows import Rows, flagged
+from tracepipe.layout.rows import Rows
 
 # Live allocations whose sizes are remembered for their frees.
 ALLOCATIONS_MAX = 1 << 20
@@ -53,15 +51,13 @@ class Counters:
         self._memory: dict[tuple[int | None, str], _DeviceMemory] = {}
         self._series: dict[tuple[int | None, int | None, str, str], int] = {}
         """By process, GPU, event and series: the row of a counter whose values events have."""
-        self._of_memory: Bools = np.zeros(0, np.bool_)
-        """Whether the events of a shape are of the memory layer, by its number."""
         self._stalls: dict[tuple[int, int | None], list[int]] = {}
         """By GPU and process: the rows of the counters of stalls."""
 
     def add_shape(self, number: int, shape: Shape) -> None:
         """Note a new shape, whose row exists."""
-        self._of_memory = grown(self._of_memory, number + 1, 0)
-        self._of_memory[number] = shape.type == "memory" and shape.phase not in ("E", COUNTS)
+        is_counted = shape.type == "memory" and shape.phase not in ("E", COUNTS)
+        self._rows.of_shape["counts_memory"][number] = is_counted
 
     def count_values(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> None:
         """Draw the values of a counter of a GPU or of the process, each series on its own track."""
@@ -92,7 +88,7 @@ class Counters:
 
     def count_memory(self, events: TraceColumns) -> None:
         """Draw the memory counters that change with events of the memory layer."""
-        places, tables = flagged(self._of_memory, events), self._rows.book.tables
+        places, tables = self._rows.flagged("counts_memory", events), self._rows.book.tables
         columns = (events.ts_ns, events.shape, events.args)
         counted = (
             self._memory_after(ts_ns, self._rows.shape(shape), tables.args(args))

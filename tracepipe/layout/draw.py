@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, SPECIAL, Int32s, Int64s, TraceBatch, TraceColumns, unsigned
+from tracepipe.event.columns import NONE, SPECIAL, Int32s, Int64s, TraceBatch, TraceColumns, grown, unsigned
 from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, Header, Problem, Record
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
@@ -25,7 +25,7 @@ from tracepipe.layout import LayoutOptions
 from tracepipe.layout.counters import Counters
 from tracepipe.layout.merging import EventQueue
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
-from tracepipe.layout.rows import Rows, flagged
+from tracepipe.layout.rows import Rows
 from tracepipe.layout.summaries import BusyGpus, CpuUse, Summaries, ThreadWork
 from tracepipe.layout.threads import ThreadLayout
 from tracepipe.layout.timeline import Drawn, WarpChanges
@@ -91,7 +91,6 @@ class Layout:
         self._warps = WarpLayout(self._rows, options, self._summaries)
         self._ranges = RangesOnGpu(self._rows)
         self._thread_work = ThreadWork(self._rows, self._cpu_use)
-        self._met = np.empty(0, np.bool_)
 
     @property
     def outcomes(self) -> Outcomes:
@@ -163,18 +162,16 @@ class Layout:
         self._queue.forget()
         self._rows.forget_shapes()
         self._rows.forget_names(self._later)
-        self._met = np.empty(0, np.bool_)
+        self._rows.of_shape["is_known"] = False
 
     def _add_shapes(self, shapes: Int32s) -> None:
         """Note the new shapes, in the order in which they come."""
-        if len(self._met) < len(self._tables.shapes):
-            more = np.zeros(len(self._tables.shapes) - len(self._met), np.bool_)
-            self._met = np.concatenate([self._met, more])
+        self._rows.of_shape = grown(self._rows.of_shape, len(self._tables.shapes), 0)
+        is_known = self._rows.of_shape["is_known"]
         numbers = shapes[shapes >= 0] if int(shapes.min()) < 0 else shapes
-        for number in dict.fromkeys(numbers[~self._met[numbers]].tolist()):
-            self._met[number] = True
-            shape = self._tables.shapes[number]
-            assert shape is not None
+        for number in dict.fromkeys(numbers[~is_known[numbers]].tolist()):
+            is_known[number] = True
+            shape = self._rows.shape(number)
             self._rows.add_shape(number, shape)
             self._counters.add_shape(number, shape)
             self._thread_work.add_shape(number, shape)
@@ -189,21 +186,20 @@ class Layout:
             self.end_ns = max(self.end_ns, self._dealt_ns)
             if len(self._tables.shapes):
                 self._add_shapes(events.shape)
-                beyond = flagged(self._rows.beyond, events)
+                beyond = self._rows.flagged("beyond", events)
                 if len(beyond):
                     self._beyond += len(beyond)
                     events = events.take(np.delete(np.arange(len(events)), beyond))
                 self._thread_work.measure(events)
             self._rows.name_threads(events)
-            apart = flagged(self._rows.switches, events)
+            apart = self._rows.flagged("switches", events)
             if len(apart):
                 switches, events = events.take(apart), events.take(np.delete(np.arange(len(events)), apart))
-            drawn, on_stream = self._rows.drawn, self._rows.on_stream
-            single = events.shape == SPECIAL
-            if len(drawn):
+            of_shape, single = self._rows.of_shape, events.shape == SPECIAL
+            if len(of_shape):
                 numbers = np.maximum(events.shape, 0)
-                single |= ~drawn[numbers]
-                ends_ns = (events.ts_ns + events.dur_ns)[on_stream[numbers]]
+                single |= ~of_shape["drawn"][numbers]
+                ends_ns = (events.ts_ns + events.dur_ns)[of_shape["on_stream"][numbers]]
                 self.end_ns = max(self.end_ns, int(ends_ns.max(initial=0)))
             done = 0
             for at in np.flatnonzero(single).tolist():

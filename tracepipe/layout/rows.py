@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bools, Int64s, TraceColumns, grown
+from tracepipe.event.columns import Bools, Int64s, TraceColumns
 from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_GPU, RANK_OF_SM, SUMMARY
 from tracepipe.event.model import COUNTS, Header
 from tracepipe.event.nesting import FLOWS_OF_ALL, FLOWS_OF_IOCTLS, NO_ROW, ShapeRow, new_nesting
@@ -28,6 +28,25 @@ IOCTL: Final = "ioctl"
 CPUS_MAX: Final = 1 << 13
 
 
+OF_SHAPE: Final = np.dtype(
+    [
+        ("is_known", np.bool_),  # the rest is set
+        ("drawn", np.bool_),  # its events nest on rows, and are not drawn one by one by `ThreadLayout`
+        ("on_stream", np.bool_),
+        ("beyond", np.bool_),  # there are too many tracks for its events to be drawn
+        ("switches", np.bool_),  # its events have no row, as the format has its own form for them
+        ("names_thread", np.bool_),  # its events have the name of their thread
+        ("counts_memory", np.bool_),  # its events are of the memory layer
+        ("launches", np.bool_),  # its events are calls that may launch
+        ("runs", np.uint8),  # whether a thread gets a processor or leaves it, as in `ThreadWork`
+        ("thread", np.int32),  # the track of its thread, NONE without one
+        ("gpu", np.int32),  # the row of its GPU, NONE where its events are not whole kernels
+        ("name", np.int32),  # the name of the kernel
+    ]
+)
+"""What the stages of the layout know of a shape."""
+
+
 @dataclass(slots=True, eq=False)
 class HostThread:
     """One thread: its group, and the rows of its layers, by layer and own name."""
@@ -44,24 +63,14 @@ class Rows:
     ) -> None:
         self.tree = tree
         self.book = Book(tables)
-        self.on_stream: Bools = np.empty(0, np.bool_)
-        """By the number of a shape: whether its events are on a stream of a GPU."""
+        self.of_shape: Any = np.empty(0, OF_SHAPE)
+        """What the layout knows of each shape, by its number."""
         self._names: dict[str, int] = {}
         ioctl = self.name(IOCTL)
         self.nesting = new_nesting(ioctl)
-        self.drawn: Bools = np.empty(0, np.bool_)
-        """By the number of a shape: whether its events nest on rows, and are not drawn one by one by
-        `ThreadLayout`."""
-        self.beyond: Bools = np.empty(0, np.bool_)
-        """By the number of a shape: whether there are too many tracks for its events to be drawn."""
-        self.switches: Bools = np.empty(0, np.bool_)
-        """By the number of a shape: whether its events have no row, as the format has its own form for
-        them."""
         self._separate_switches = separate_switches
         self._named: set[tuple[int | None, int | None]] = set()
         """Threads that the program named itself. These names come before those of the kernel."""
-        self._names_thread: Bools = np.empty(0, np.bool_)
-        """By the number of a shape: whether its events have the name of their thread."""
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
         self.extras: list[Args] = []
         """Arguments of operations that do not come from an event, since the last `Drawn`."""
@@ -100,29 +109,31 @@ class Rows:
 
     def add_shape(self, number: int, shape: Shape) -> None:
         """Decide where the events of a new shape are drawn."""
-        if number >= len(self.drawn):
-            self.drawn = grown(self.drawn, number + 1, 0)
-            self.on_stream = grown(self.on_stream, number + 1, 0)
-            self.beyond = grown(self.beyond, number + 1, 0)
-            self.switches = grown(self.switches, number + 1, 0)
-            self._names_thread = grown(self._names_thread, number + 1, 0)
-        self._names_thread[number] = bool(shape.comm) and shape.type in LAYER_TITLES
+        own = self.of_shape[number]
+        own["names_thread"] = bool(shape.comm) and shape.type in LAYER_TITLES
         is_known = (shape.pid, shape.tid) in self.threads
-        self.switches[number] = (
+        own["switches"] = (
             self._separate_switches
             and shape.is_switch
             and (shape.cpu or 0) < CPUS_MAX
             and (is_known or not self.tree.is_full)
         )
-        if self.switches[number]:
+        if own["switches"]:
             self.thread(shape.pid, shape.tid, shape.comm or "")
-            self.beyond[number] = False
+            own["beyond"] = False
             return
         row = self._shape_row(shape)
-        self.drawn[number] = row.row != NO_ROW
-        self.beyond[number] = row.row == NO_ROW and shape.type != "gpu_thread" and shape.phase != COUNTS
-        self.on_stream[number] = shape.on_stream
+        own["drawn"] = row.row != NO_ROW
+        own["beyond"] = row.row == NO_ROW and shape.type != "gpu_thread" and shape.phase != COUNTS
+        own["on_stream"] = shape.on_stream
         self.nesting.set_shape(number, row)
+
+    def flagged(self, flag: str, events: TraceColumns) -> Int64s:
+        """The places of the events whose shapes have a flag of `OF_SHAPE`."""
+        flags: Bools = self.of_shape[flag]
+        if not flags.any():
+            return np.empty(0, np.int64)
+        return np.flatnonzero((events.shape >= 0) & flags[np.maximum(events.shape, 0)])
 
     def shape(self, number: int) -> Shape:
         """The shape of an event."""
@@ -132,7 +143,7 @@ class Rows:
 
     def name_threads(self, events: TraceColumns) -> None:
         """Give threads the names that events have for them."""
-        numbers = events.shape[flagged(self._names_thread, events)].tolist()
+        numbers = events.shape[self.flagged("names_thread", events)].tolist()
         for number in reversed(dict.fromkeys(reversed(numbers))):
             shape = self.shape(number)
             thread, name = (shape.pid, shape.tid), shape.comm or ""
@@ -303,10 +314,3 @@ class Rows:
     def gpu_indices(self) -> list[int]:
         """The GPUs so far, in the order of their first events."""
         return list(self._gpus)
-
-
-def flagged(flags: Bools, events: TraceColumns) -> Int64s:
-    """The places of the events whose shapes have a flag."""
-    if not flags.any():
-        return np.empty(0, np.int64)
-    return np.flatnonzero((events.shape >= 0) & flags[np.maximum(events.shape, 0)])

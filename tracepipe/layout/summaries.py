@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns, distinct, grown
+from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns, distinct, grown
 from tracepipe.event.counters import CPU_USE, GPU_BUSY, CounterTrack
 from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.nesting import NO_ROW
@@ -258,11 +258,6 @@ class ThreadWork:
 
     def __init__(self, rows: Rows, cpu_use: CpuUse | None) -> None:
         self._rows, self._cpu_use = rows, cpu_use
-        self._thread: Int32s = np.zeros(0, np.int32)
-        self._kind: Bytes = np.zeros(0, np.uint8)
-        self._calls: Bools = np.zeros(0, np.bool_)
-        """By the number of a shape: its thread, NONE without one; whether its events are those of `running`;
-        whether they are calls that may launch."""
         self._launches: Int64s = np.zeros(0, np.int64)
         self._ran_ns: Int64s = np.zeros(0, np.int64)
         self._since_ns: Int64s = np.zeros(0, np.int64)
@@ -270,17 +265,14 @@ class ThreadWork:
 
     def add_shape(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
-        self._thread = grown(self._thread, number + 1, NONE)
-        self._kind = grown(self._kind, number + 1, _OTHER)
-        self._calls = grown(self._calls, number + 1, 0)
-        of_host = shape.type in HOST_LAYERS and not shape.on_stream
+        own, of_host = self._rows.of_shape[number], shape.type in HOST_LAYERS and not shape.on_stream
         thread = self._rows.threads.get((shape.pid, shape.tid)) if of_host else None
-        self._thread[number], self._kind[number] = NONE if thread is None else thread.track.id, _OTHER
-        self._calls[number] = shape.has_launch and shape.phase != "E"
+        own["thread"], own["runs"] = NONE if thread is None else thread.track.id, _OTHER
+        own["launches"] = shape.has_launch and shape.phase != "E"
         if thread is None:
             return
         if shape.type == "scheduler" and shape.name == RUNNING:
-            self._kind[number] = {"B": _RUNS, "E": _LEAVES}.get(shape.phase, _OTHER)
+            own["runs"] = {"B": _RUNS, "E": _LEAVES}.get(shape.phase, _OTHER)
             if self._cpu_use is not None:
                 self._cpu_use.add_thread(thread.track)
         size = thread.track.id + 1
@@ -289,19 +281,15 @@ class ThreadWork:
 
     def measure(self, events: TraceColumns) -> None:
         """Take events, which are in the order of time."""
-        if not len(self._thread):
-            return
-        shapes = np.maximum(events.shape, 0)
-        thread = np.where(events.shape >= 0, self._thread[shapes], NONE)
-        launched = np.bincount(thread[(thread >= 0) & self._calls[shapes] & (events.launch != 0)])
+        of_shape, shapes = self._rows.of_shape, np.maximum(events.shape, 0)
+        thread = np.where(events.shape >= 0, of_shape["thread"][shapes], NONE)
+        launched = np.bincount(thread[(thread >= 0) & of_shape["launches"][shapes] & (events.launch != 0)])
         self._launches[: len(launched)] += launched
-        switches = np.flatnonzero((thread >= 0) & (self._kind[shapes] != _OTHER))
-        if len(switches):
-            runs = self._kind[shapes[switches]] == _RUNS
-            self._run(thread[switches], events.ts_ns[switches], runs)
-
-    def _run(self, thread: Int32s, ts_ns: Int64s, runs: Bools) -> None:
-        """Take events at which threads get a processor or leave it."""
+        switches = np.flatnonzero((thread >= 0) & (of_shape["runs"][shapes] != _OTHER))
+        if not len(switches):
+            return
+        thread, ts_ns = thread[switches], events.ts_ns[switches]
+        runs = of_shape["runs"][shapes[switches]] == _RUNS
         order = np.argsort(thread, kind="stable")
         thread, ts_ns, runs = thread[order], ts_ns[order], runs[order]
         first = np.append(True, thread[1:] != thread[:-1])
@@ -322,12 +310,8 @@ class ThreadWork:
         thread = np.flatnonzero(self._since_ns != _NEVER).astype(np.int32)
         since_ns = self._since_ns[thread]
         self._add(thread, since_ns, np.maximum(since_ns, end_ns))
-        return self._work
-
-    def _work(self, thread: int) -> Work:
-        if thread >= len(self._launches):
-            return Work()
-        return Work(int(self._launches[thread]), int(self._ran_ns[thread]))
+        works = list(map(Work, self._launches.tolist(), self._ran_ns.tolist()))
+        return lambda thread: works[thread] if thread < len(works) else Work()
 
 
 def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
@@ -354,10 +338,6 @@ class Summaries:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._gpu: Int32s = np.zeros(0, np.int32)
-        self._name: Int32s = np.zeros(0, np.int32)
-        """By the number of a shape: the GPU's row, NONE where its events are not whole kernels, and its
-        name."""
         self._ended_ns: dict[int, int] = {}
         """By row: when the last kernel that is shown ends."""
         self._stretches = Stretches()
@@ -367,11 +347,11 @@ class Summaries:
 
     def add_shape(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
-        self._gpu, self._name = grown(self._gpu, number + 1, NONE), grown(self._name, number + 1, 0)
-        self._gpu[number] = NONE
-        if shape.type == "gpu_kernel" and shape.phase == "X" and self._rows.drawn[number]:
-            self._gpu[number] = self._rows.row_of(self._rows.gpu(shape.gpu or 0))
-            self._name[number] = self._rows.name(slice_name(shape))
+        own = self._rows.of_shape[number]
+        own["gpu"] = NONE
+        if shape.type == "gpu_kernel" and shape.phase == "X" and own["drawn"]:
+            own["gpu"] = self._rows.row_of(self._rows.gpu(shape.gpu or 0))
+            own["name"] = self._rows.name(slice_name(shape))
 
     def count_warps(self, ts_ns: Int64s, row: Int32s, delta: Int64s) -> None:
         """Count changes on the rows of SMs in the order of time. Those with NO_ROW belong to no SM."""
@@ -391,10 +371,11 @@ class Summaries:
 
     def draw(self, events: TraceColumns | None, ops: OpColumns) -> None:
         """Add the slices of kernels and stretches to operations. The events are in the order of time."""
-        if events is not None and len(self._gpu):
+        of_shape = self._rows.of_shape
+        if events is not None and len(of_shape):
             shapes = np.maximum(events.shape, 0)
-            places = np.flatnonzero((events.shape >= 0) & (self._gpu[shapes] >= 0))
-            rows = self._gpu[shapes[places]]
+            places = np.flatnonzero((events.shape >= 0) & (of_shape["gpu"][shapes] >= 0))
+            rows = of_shape["gpu"][shapes[places]]
             begins_ns = events.ts_ns[places]
             ends_ns = begins_ns + events.dur_ns[places]
             shown = np.zeros(len(places), np.bool_)
@@ -402,7 +383,7 @@ class Summaries:
             for at, (row, begin_ns, end_ns) in enumerate(times):
                 if begin_ns >= self._ended_ns.get(row, begin_ns):
                     self._ended_ns[row], shown[at] = end_ns, True
-            names = self._name[shapes[places[shown]]]
+            names = of_shape["name"][shapes[places[shown]]]
             _add_slices(ops, rows[shown], names, begins_ns[shown], ends_ns[shown])
         ops.extend(self._ops)
         self._ops = OpColumns()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
@@ -51,10 +51,6 @@ class Work(NamedTuple):
         return 1 if self.ran_ns * _PEERS_APART >= most.ran_ns > 0 else 2
 
 
-def _sum(works: Iterable[Work]) -> Work:
-    return Work(*map(sum, zip(Work(), *works, strict=True)))
-
-
 class Tree:
     """Makes each track once, before its first use. No more are made for events when it `is_full`."""
 
@@ -83,6 +79,12 @@ class Tree:
             track = self._tracks[key] = self._new(lambda at: self._as_given(key, make(at)))
         return track
 
+    def _change(self, key: _Key, track: Track) -> None:
+        """Give a track that exists a new name or place."""
+        if track != self._tracks[key]:
+            self._tracks[key] = track
+            self._declared.append(track)
+
     def _as_given(self, key: _Key, track: Track) -> Track:
         """A process or thread with the name and place that the recording states."""
         name, _ = self._given.get(key, ("", None))
@@ -97,8 +99,7 @@ class Tree:
         name, order = self._given.get(key, ("", None))
         self._given[key] = record.get("name", name), record.get("order", order)
         if (track := self._tracks.get(key)) is not None:
-            self._tracks[key] = given = self._as_given(key, track)
-            self._declared.append(given)
+            self._change(key, self._as_given(key, track))
 
     def _new(self, make: Callable[[int], Track]) -> Track:
         self._count += 1
@@ -135,10 +136,8 @@ class Tree:
         self._rename(("process", pid), self._origins.process(name, pid))
 
     def _rename(self, key: _Key, name: str) -> None:
-        track = self._tracks.get(key)
-        if track is not None and track.name != name:
-            self._tracks[key] = renamed = replace(track, name=name)
-            self._declared.append(renamed)
+        if (track := self._tracks.get(key)) is not None:
+            self._change(key, replace(track, name=name))
 
     def layer(self, thread: Track, layer: str, own: str | None) -> Track:
         """The track of one layer of a thread. `own` is the name of a hook's layer or of a domain."""
@@ -185,20 +184,10 @@ class Tree:
     def overlap_track(self, track: Track, number: int) -> Track:
         """The overlap track of `track` with this number."""
         assert track.parent is not None
+        name = f"{track.name} (overlap {number})"
         return self._make(
             ("overlap", track.id, number),
-            lambda at: Track(
-                at,
-                track.parent,
-                "slices",
-                f"{track.name} (overlap {number})",
-                track.rank,
-                track.category,
-                track.pid,
-                track.tid,
-                "",
-                number,
-            ),
+            lambda at: replace(track, id=at, kind="slices", name=name, unit="", overlap=number),
         )
 
     def group(self, name: str, rank: int, category: str = "") -> Track:
@@ -219,7 +208,7 @@ class Tree:
             if track.kind == "thread" and track.parent is not None:
                 of_process.setdefault(track.parent.id, {})[key] = work(track.id)
         processes = {
-            key: _sum(of_process.get(track.id, {}).values())
+            key: Work(*map(sum, zip(Work(), *of_process.get(track.id, {}).values(), strict=True)))
             for key, track in self._tracks.items()
             if track.kind == "process"
         }
@@ -240,7 +229,4 @@ class Tree:
             return (given is None, given or 0, works[key].level(most), *own)
 
         for rank, key in enumerate(sorted(works, key=place), first):
-            track = self._tracks[key]
-            if track.rank != rank:
-                self._tracks[key] = ranked = replace(track, rank=rank)
-                self._declared.append(ranked)
+            self._change(key, replace(self._tracks[key], rank=rank))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -53,32 +52,23 @@ CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta
 
 @dataclass(slots=True, eq=False)
 class WaitingChanges:
-    """Changes that wait. Their `slice` is a place in `slices`."""
+    """Changes that wait, as columns of `CHANGES`. Their `slice` is a place in the joined `slices`."""
 
-    columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in CHANGES])
+    parts: list[list[AnyArray]] = field(default_factory=list)
     slices: list[Slices] = field(default_factory=list)
     slice_count: int = 0
 
-    def add(self, *columns: AnyArray) -> None:
-        """Add values to each column of `CHANGES`. `slice` counts from the slices that are added next."""
-        for kept, column, name in zip(self.columns, columns, CHANGES, strict=True):
-            kept.append(column + self.slice_count if name == "slice" else column)
-
-    def add_slices(self, slices: Slices) -> None:
-        """Add the slices of the changes that were added last."""
+    def add(self, slices: Slices, *columns: AnyArray) -> None:
+        """Add changes, whose `slice` is a place in the slices that are added with them."""
+        ts_ns, kind, of, *more = columns
+        self.parts.append([ts_ns, kind, of + self.slice_count, *more])
         self.slices.append(slices)
         self.slice_count += len(slices)
 
-    def pop(self) -> list[Any]:
-        """Take out the values of all columns."""
-        whole = [
-            np.concatenate(parts) if parts else np.empty(0, kind)
-            for parts, kind in zip(self.columns, CHANGES.values(), strict=True)
-        ]
-        self.columns = [[] for _ in CHANGES]
-        return [
-            np.ascontiguousarray(column, kind) for column, kind in zip(whole, CHANGES.values(), strict=True)
-        ]
+    def columns(self) -> list[Any]:
+        """The columns of all changes, of which there are some."""
+        joined = map(np.concatenate, zip(*self.parts, strict=True))
+        return [np.ascontiguousarray(one, kind) for one, kind in zip(joined, CHANGES.values(), strict=True)]
 
 
 # This many warps of a slot are remembered, for batches that overlap theirs.
@@ -259,16 +249,14 @@ class WarpRun:
         launches = [batch.launched.get("launch") for batch in self.batches]
         if None in launches:
             done[[at for at, launch in enumerate(launches) if launch is None]] = NO_LAUNCH
-        self.starts_at, self.starts = (
-            at,
-            WarpStarts(
-                np.array(of.places, np.int64),
-                np.array([signed(launch or 0) for launch in launches], np.int64),
-                entered_ns,
-                np.array([batch.bound_ns for batch in self.batches], np.int64),
-                done.astype(np.uint8),
-                np.zeros(len(at), np.int64),
-            ),
+        self.starts_at = at
+        self.starts = WarpStarts(
+            np.array(of.places, np.int64),
+            np.array([signed(launch or 0) for launch in launches], np.int64),
+            entered_ns,
+            np.array([batch.bound_ns for batch in self.batches], np.int64),
+            done.astype(np.uint8),
+            np.zeros(len(at), np.int64),
         )
 
     def _order(self) -> Int64s:
@@ -327,83 +315,6 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
         entry_ns=np.concatenate([batch.entry_ns + (batch.ts_ns - first.ts_ns) for batch in batches]),
         exit_ns=np.concatenate([batch.exit_ns for batch in batches]),
         **optional,
-    )
-
-
-def joined_starts(runs: Sequence[WarpRun]) -> WarpStarts | None:
-    """The starts of runs in the order of their places; None without runs."""
-    if not runs:
-        return None
-    columns = zip(*(run.starts.columns() for run in runs), strict=True)
-    joined = WarpStarts(*map(np.concatenate, columns))
-    order = np.argsort(joined.place)
-    return WarpStarts(*(column[order] for column in joined.columns()))
-
-
-OverlapRow = Callable[[int, int, int], int]
-"""Returns the overlap row of a row that takes a slice with that begin and end, NO_ROW where none does."""
-
-
-def with_ranges(
-    batch: PlacedWarps,
-    order: Int64s,
-    drawn: Bools,
-    slices: Slices,
-    columns: list[Any],
-    number_of: Callable[[Kernel], int],
-    overlap_row: OverlapRow,
-) -> tuple[Slices, list[Any]]:
-    """Add the slices of ranges to those of a batch's warps, which come in an `order` and some of which are
-    `drawn`.
-
-    Return all slices, those of ranges last, and the columns of all changes. The changes of ranges are between
-    the begin and the end of their warp.
-    """
-    assert batch.range_ns is not None and batch.range_dur_ns is not None
-    inside, steps = nested(batch)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    warp = rank[batch.of_ranges()]
-    begin_ns = batch.ts_ns + batch.entry_ns[order][warp] + batch.range_ns
-    end_ns = begin_ns + batch.range_dur_ns
-    row = np.where(drawn[warp], slices.row[warp], NO_ROW).astype(np.int32)
-    crossing = np.flatnonzero((inside == CROSSING) & (row != NO_ROW))
-    for at in crossing.tolist():
-        row[at] = overlap_row(int(row[at]), int(begin_ns[at]), int(end_ns[at]))
-    steps = np.concatenate([steps, np.stack([2 * crossing, 2 * crossing + 1], 1).reshape(-1)])
-    steps = steps[row[steps >> 1] != NO_ROW]
-    of, is_end = steps >> 1, steps & 1 == 1
-    changes = (
-        np.where(is_end, end_ns[of], begin_ns[of]),
-        np.where(is_end, WARP_END, WARP_BEGIN).astype(np.uint8),
-        (of + len(slices)).astype(np.int32),
-        np.zeros(len(of), np.int8),
-        np.zeros(len(of), np.int64),
-    )
-    # The order is a warp's begin, its ranges, its end and its exits, also where they are at the same time.
-    _, kind, slice_, _, _ = columns
-    keys = np.concatenate([3 * slice_.astype(np.int64) + 2 * (kind != WARP_BEGIN), 3 * warp[of] + 1])
-    by_warp = np.argsort(keys, kind="stable")
-    whole = [np.concatenate(pair)[by_warp] for pair in zip(columns, changes, strict=True)]
-    return joined_slices([slices, _slices_of_ranges(batch, row, number_of)]), whole
-
-
-def _slices_of_ranges(batch: PlacedWarps, row: Int32s, number_of: Callable[[Kernel], int]) -> Slices:
-    assert batch.range_name is not None and batch.range_dur_clk is not None
-    count = len(row)
-    numbers = [number_of(Kernel(name, ONLY_NAME, 0, 0)) for name in batch.ranges]
-    unknown = np.full(count, NONE, np.int64)
-    is_open = np.zeros(count, np.uint8) if batch.range_open is None else batch.range_open.astype(np.uint8)
-    return Slices(
-        row=row,
-        kernel=np.array(numbers, np.int32)[batch.range_name],
-        number=np.zeros(count, np.int64),
-        source_ns=unknown,
-        exits=unknown,
-        cycles=batch.range_dur_clk,
-        lanes=unknown,
-        flow=np.zeros(count, np.int64),
-        unclosed=is_open,
     )
 
 
@@ -516,10 +427,14 @@ class WarpLayout:
 
     def starts(self) -> WarpStarts | None:
         """The starts of the batches that were taken, for which `draw` needs flows; None without batches."""
-        runs = [WarpRun(batches) for batches in self._batches]
+        self._runs = [WarpRun(batches) for batches in self._batches]
         self._batches, self._last = [], {}
-        self._runs = runs
-        return joined_starts(runs)
+        if not self._runs:
+            return None
+        columns = zip(*(run.starts.columns() for run in self._runs), strict=True)
+        place, *more = map(np.concatenate, columns)
+        order = np.argsort(place)
+        return WarpStarts(place[order], *(column[order] for column in more))
 
     def draw(self, starts: WarpStarts) -> tuple[int, list[WarpChanges]]:
         """Draw the batches that were added. Return the end of their last warp, and the changes in order."""
@@ -598,8 +513,9 @@ class WarpLayout:
         def column(values: Int64s | None) -> Int64s:
             return np.full(size, NONE, np.int64) if values is None else values[order]
 
-        exits = batch.exit_count
-        mask = batch.entry_mask
+        exits, mask, lanes = batch.exit_count, batch.entry_mask, None
+        if mask is not None:
+            lanes = np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))
         cycles = None if batch.exit_clk is None else batch.last_of_exits(batch.exit_clk)
         flows = np.zeros(size, np.int64)
         flows[run.starts_at] = flow
@@ -610,11 +526,7 @@ class WarpLayout:
             column(batch.source_ns),
             column(None if exits is None else np.where(exits == 1, NONE, exits)),
             column(cycles),
-            column(
-                None
-                if mask is None
-                else np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))
-            ),
+            column(lanes),
             flows,
             np.zeros(size, np.uint8),
         )
@@ -639,12 +551,55 @@ class WarpLayout:
         if self._options.thread_exits:
             flat = run.with_exits(drawn, begin_ns, flat)
         if run.warps.range_ns is not None:
-            slices, flat = with_ranges(
-                run.warps, run.order, drawn, slices, flat, gpu.kernel_number, partial(self._overlap_row, gpu)
-            )
+            slices, flat = self._with_ranges(gpu, run, drawn, slices, flat)
             self.unclosed += 0 if run.warps.range_open is None else int(run.warps.range_open.sum())
-        gpu.waiting.add(*flat)
-        gpu.waiting.add_slices(slices)
+        gpu.waiting.add(slices, *flat)
+
+    def _with_ranges(
+        self, gpu: _Gpu, run: WarpRun, drawn: Bools, slices: Slices, columns: list[Any]
+    ) -> tuple[Slices, list[Any]]:
+        """Add the slices of ranges to those of a run's warps, of which some are `drawn`.
+
+        Return all slices, those of ranges last, and the columns of all changes. The changes of ranges are
+        between the begin and the end of their warp.
+        """
+        batch, order = run.warps, run.order
+        assert batch.range_ns is not None and batch.range_dur_ns is not None
+        assert batch.range_name is not None and batch.range_dur_clk is not None
+        inside, steps = nested(batch)
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        warp = rank[batch.of_ranges()]
+        begin_ns = batch.ts_ns + batch.entry_ns[order][warp] + batch.range_ns
+        end_ns = begin_ns + batch.range_dur_ns
+        row = np.where(drawn[warp], slices.row[warp], NO_ROW).astype(np.int32)
+        crossing = np.flatnonzero((inside == CROSSING) & (row != NO_ROW))
+        for at in crossing.tolist():
+            row[at] = self._overlap_row(gpu, int(row[at]), int(begin_ns[at]), int(end_ns[at]))
+        steps = np.concatenate([steps, np.stack([2 * crossing, 2 * crossing + 1], 1).reshape(-1)])
+        steps = steps[row[steps >> 1] != NO_ROW]
+        of, is_end = steps >> 1, steps & 1 == 1
+        changes = (
+            np.where(is_end, end_ns[of], begin_ns[of]),
+            np.where(is_end, WARP_END, WARP_BEGIN).astype(np.uint8),
+            (of + len(slices)).astype(np.int32),
+            np.zeros(len(of), np.int8),
+            np.zeros(len(of), np.int64),
+        )
+        # The order is a warp's begin, its ranges, its end and its exits, also where they are at the same
+        # time.
+        _, kind, slice_, _, _ = columns
+        keys = np.concatenate([3 * slice_.astype(np.int64) + 2 * (kind != WARP_BEGIN), 3 * warp[of] + 1])
+        by_warp = np.argsort(keys, kind="stable")
+        numbers = [gpu.kernel_number(Kernel(name, ONLY_NAME, 0, 0)) for name in batch.ranges]
+        kernel, none = np.array(numbers, np.int32)[batch.range_name], np.zeros(len(row), np.int64)
+        unknown = np.full(len(row), NONE, np.int64)
+        is_open = none if batch.range_open is None else batch.range_open
+        of_ranges = Slices(
+            row, kernel, none, unknown, unknown, batch.range_dur_clk, unknown, none, is_open.astype(np.uint8)
+        )
+        whole = [np.concatenate(pair)[by_warp] for pair in zip(columns, changes, strict=True)]
+        return joined_slices([slices, of_ranges]), whole
 
     def _rows_of(self, gpu: _Gpu, run: WarpRun) -> Int32s:
         """The row of each warp in the order of a run. New tracks are made."""
@@ -727,19 +682,17 @@ class WarpLayout:
             for at in np.flatnonzero(value >= 0).tolist():
                 self._rows.nesting.add(op_of(COUNTER, row, int(ts_ns[now[at]]), 0, NONE, int(value[at])))
             gpu.sms[sm] = row, [ts_ns[rest]], [delta[rest]], running
-        waiting = gpu.waiting
-        ts_ns, kind, of, delta, mask = waiting.pop()
-        if not len(ts_ns):
+        waiting, gpu.waiting = gpu.waiting, WaitingChanges()
+        if not waiting.parts:
             return []
+        ts_ns, kind, of, delta, mask = waiting.columns()
         order, value, gpu.running = gpu.slots.running(ts_ns, delta, before_ns, gpu.running)
         slices = joined_slices(waiting.slices)
         now, rest = order[: len(value)], order[len(value) :]
-        gpu.waiting = WaitingChanges()
         if len(rest):
             kept = distinct(of[rest])
             still = np.searchsorted(kept, of[rest]).astype(np.int32)
-            gpu.waiting.add(ts_ns[rest], kind[rest], still, delta[rest], mask[rest])
-            gpu.waiting.add_slices(slices.take(kept))
+            gpu.waiting.add(slices.take(kept), ts_ns[rest], kind[rest], still, delta[rest], mask[rest])
         if not len(now):
             return []
         if self._summaries is not None:
@@ -762,15 +715,8 @@ class WarpLayout:
             if slices.row[0] == NO_ROW:
                 continue
             slices.unclosed[0] = 1
-            both = np.zeros(2, np.int32)
-            gpu.waiting.add(
-                np.array([begin_ns, last_ns], np.int64),
-                np.array([WARP_BEGIN, WARP_END], np.uint8),
-                both,
-                both,
-                both,
-            )
-            gpu.waiting.add_slices(slices)
+            both, kinds = np.array([begin_ns, last_ns], np.int64), np.array([WARP_BEGIN, WARP_END], np.uint8)
+            gpu.waiting.add(slices, both, kinds, *[np.zeros(2, np.int32)] * 3)
         changes = [changes for gpu in self._gpus.values() for changes in self._ready(gpu, ALL)]
         if self._summaries is not None:
             self._summaries.finish(end_ns)
