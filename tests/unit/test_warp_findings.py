@@ -16,7 +16,7 @@ from tracepipe.analyses.findings import FINDERS, find_all
 from tracepipe.analyses.findings.divergence import split_p_values, stride_of
 from tracepipe.analyses.findings.finding import Finding, listed, percent
 from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
-from tracepipe.analyses.findings.statistics import centred_ranks, chance_of, late_class, score_classes
+from tracepipe.analyses.findings.statistics import chance_in_rows, late_class, ranks_in_rows, score_rows
 from tracepipe.analyses.findings.stragglers import beyond_the_tail
 from tracepipe.analyses.findings.stride import without_order
 from tracepipe.analyses.findings.waves import launch_waves, one_by_one, order_of_exits
@@ -87,11 +87,11 @@ def test_lanes_of_one_warp_are_split_by_their_times() -> None:
 
 
 def test_ranks_are_scored_as_drawn_without_replacement() -> None:
-    ranks = centred_ranks(np.array([[1.0, 2, 3, 40], [5, 5, 5, np.nan]]))
-    assert ranks[0].tolist() == [-1.5, -0.5, 0.5, 1.5]
-    assert ranks[1, :3].tolist() == [0, 0, 0]
+    row, lane = np.array([0, 0, 0, 0, 1, 1, 1]), np.array([0, 1, 2, 3, 0, 1, 2])
+    ranks = ranks_in_rows(np.array([1.0, 2, 3, 40, 5, 5, 5]), row)
+    assert ranks.tolist() == [-1.5, -0.5, 0.5, 1.5, 0, 0, 0]
     # The largest of four: rank 1.5 above the mean, with variance 5/4 of single ranks, and 1·3/3 of that.
-    scores = score_classes(ranks, np.broadcast_to(np.arange(4), (2, 4)), 4)
+    scores = score_rows(ranks, row, lane, 4)
     assert scores[3] == pytest.approx(1.5 / np.sqrt(1.25))
     assert scores[0] == pytest.approx(-1.5 / np.sqrt(1.25))
 
@@ -476,21 +476,23 @@ def test_lanes_in_turn_are_not_a_spread_and_halves_are_not_a_turn() -> None:
 
 
 def test_no_class_is_less_likely_than_an_order_of_its_row() -> None:
+    def chance(times: Any) -> float:
+        """The chance that lane 31 is as late as it is."""
+        row, lane = np.nonzero(np.isfinite(times))
+        return chance_in_rows(ranks_in_rows(times[row, lane], row), row, lane == 31)
+
     tied = np.zeros((1, 32))
     tied[0, 31] = 1
-    members = np.broadcast_to(np.arange(32) == 31, (1, 32))
-    assert chance_of(centred_ranks(tied), members) == pytest.approx(1 / 32)
+    assert chance(tied) == pytest.approx(1 / 32)
     # Of ten warps in each of which one lane is late, lane 31 is late in four: 2.0e-4 by the binomial law.
     tied = np.zeros((10, 32))
     tied[np.arange(10), [31, 31, 31, 31, 1, 5, 9, 13, 17, 21]] = 1
-    members = np.broadcast_to(np.arange(32) == 31, (10, 32))
-    assert 1e-4 < chance_of(centred_ranks(tied), members) < 1e-3
+    assert 1e-4 < chance(tied) < 1e-3
     # Without ties it is the normal law's.
-    rows = np.random.default_rng(0).standard_normal((400, 32)) + 0.3 * members[:1]
-    ranks = centred_ranks(rows)
-    members = np.broadcast_to(members[:1], rows.shape)
-    score = score_classes(ranks, np.broadcast_to(np.arange(32), rows.shape), 32)[31]
-    assert chance_of(ranks, members) == pytest.approx(math.erfc(score / math.sqrt(2)) / 2, rel=0.01)
+    rows = np.random.default_rng(0).standard_normal((400, 32)) + 0.3 * (np.arange(32) == 31)
+    row, lane = np.nonzero(np.isfinite(rows))
+    score = score_rows(ranks_in_rows(rows[row, lane], row), row, lane, 32)[31]
+    assert chance(rows) == pytest.approx(math.erfc(score / math.sqrt(2)) / 2, rel=0.01)
 
 
 def test_a_stride_is_found_among_the_lanes_that_were_recorded() -> None:

@@ -80,11 +80,6 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_border: bool = False)
     return BlockLateness(rows_ns, blocks, medians_ns, profile_row, number_rows(last)[0])
 
 
-def time_taken(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
-    """The share of all blocks' time that the delay of these rows of `KernelWarps.blocks` takes."""
-    return delay_ns * rows.size / max(float(block_values(kernel).sum()), 1.0)
-
-
 def beyond_others_ns(kernel: KernelWarps, rows: Ints) -> Floats:
     """How much longer each of these rows of `KernelWarps.blocks` took than any other block that started with
     it, in whatever turn: an SM may serve its blocks in another order once, and end as late."""

@@ -25,9 +25,9 @@ from tracepipe.analyses.findings.kernel_warps import LANES, KernelWarps, sample
 from tracepipe.analyses.findings.statistics import (
     APART_OF_RANGE,
     between,
-    centred_ranks,
-    chance_of,
-    score_classes,
+    chance_in_rows,
+    ranks_in_rows,
+    score_rows,
 )
 from tracepipe.analyses.findings.stride import LANES_CAUSE, without_order
 from tracepipe.event.columns import Bools, Floats, Ints
@@ -222,19 +222,20 @@ def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
 
 def _recurring(times: Floats, alpha: float) -> _Struck | None:
     """Lanes that are late in many warps, though not in each; None where the lanes' times form a ramp."""
-    ranks = centred_ranks(times)
-    scores = score_classes(ranks, np.broadcast_to(np.arange(LANES), times.shape), LANES)
-    lane = int(np.abs(scores).argmax())
-    members = np.broadcast_to(np.arange(LANES) == lane, times.shape)
-    p_value = min(1.0, chance_of(ranks if scores[lane] > 0 else -ranks, members) * 2 * LANES)
+    row, lane = np.nonzero(~np.isnan(times))
+    ranks = ranks_in_rows(times[row, lane], row)
+    scores = score_rows(ranks, row, lane, LANES)
+    late = int(np.abs(scores).argmax())
+    chance = chance_in_rows(ranks if scores[late] > 0 else -ranks, row, lane == late)
+    p_value = min(1.0, chance * 2 * LANES)
     if p_value > alpha:
         return None
     # Ranks separate lanes that are late in some of the warps; times separate lanes that are far behind. A
     # lane that is in no warp has no level.
-    known = ~np.isnan(times)
     mean_rank, median_time = np.full((2, LANES), np.nan)
-    in_any = known.any(axis=0)
-    mean_rank[in_any] = np.nansum(ranks[:, in_any], axis=0) / known[:, in_any].sum(axis=0)
+    counts = np.bincount(lane, minlength=LANES)
+    in_any = counts > 0
+    mean_rank[in_any] = np.bincount(lane, ranks, LANES)[in_any] / counts[in_any]
     residual = times - np.nanmedian(times, axis=1, keepdims=True)
     median_time[in_any] = np.nanmedian(residual[:, in_any], axis=0)
     for level in (mean_rank, median_time):

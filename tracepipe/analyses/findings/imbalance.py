@@ -7,8 +7,6 @@ Neither waves nor the order in which an SM serves its blocks can then make a blo
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tracepipe.analyses.findings import statistics
 from tracepipe.analyses.findings.block_times import (
     MIN_BLOCKS_OF_SM,
@@ -31,7 +29,7 @@ from tracepipe.analyses.findings.statistics import (
     score_rows,
 )
 from tracepipe.analyses.findings.waves import share_saved, usual_waves
-from tracepipe.event.columns import Bools, Floats, Ints
+from tracepipe.event.columns import Bools
 from tracepipe.event.groups import number_rows
 from tracepipe.libraries import np
 from tracepipe.units import agree, duration_text
@@ -71,69 +69,42 @@ def periods(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Find
     """
     rows = sample(np.arange(late.blocks.size), MAX_BLOCKS)
     profile, blocks, group = late.profile_ns[rows], late.blocks[rows], number_rows(late.group[rows])[0]
-    sides = [side for side in _sides(blocks, kernel.grid) if side.size >= 2 * MIN_GROUP]
-    least_ns = max(MIN_DELAY * float(np.median(block_values(kernel))), kernel.least_ns)
-    found = []
-    for side in sides:
-        most = min(MOST_MODULUS, side.size // 2, blocks.size // MIN_GROUP)
-        found_late = late_class_in_rows(profile, group, side.place, range(2, most + 1))
-        if (
-            found_late is not None
-            and found_late.p_value * len(sides) <= alpha
-            and found_late.delay >= least_ns
-        ):
-            found.append(_Period(found_late.p_value * len(sides), -found_late.delay, side.name, found_late))
+    # The sides of the grid, and the index of each block along them; one side where the grid is not known.
+    sides, rest = [("block", int(blocks.max()) + 1, blocks)], blocks
+    if kernel.grid is not None and 0 not in kernel.grid:
+        sides = []
+        for name, size in zip(("blockIdx.x", "blockIdx.y", "blockIdx.z"), kernel.grid, strict=True):
+            sides.append((name, size, rest % size))
+            rest = rest // size
+    sides = [side for side in sides if side[1] >= 2 * MIN_GROUP]
+    life = float(np.median(block_values(kernel)))
+    found: list[tuple[float, float, str, LateClass]] = []
+    for name, size, place in sides:
+        most = min(MOST_MODULUS, size // 2, blocks.size // MIN_GROUP)
+        one = late_class_in_rows(profile, group, place, range(2, most + 1))
+        least_ns = max(MIN_DELAY * life, kernel.least_ns)
+        if one is not None and one.p_value * len(sides) <= alpha and one.delay >= least_ns:
+            found.append((one.p_value * len(sides), -one.delay, name, one))
     if not found:
         return []
-    period = min(found, key=lambda period: period[:3])
-    is_late = np.isin(late.profile_row, rows[period.late.members])
-    return [_period(kernel, period, np.flatnonzero(is_late))]
-
-
-class _Period(NamedTuple):
-    p_value: float
-    minus_delay_ns: float
-    side: str
-    late: LateClass
-
-
-class _Side(NamedTuple):
-    name: str
-    size: int
-    place: Ints
-
-
-def _sides(blocks: Ints, grid: tuple[int, int, int] | None) -> list[_Side]:
-    """The sides of the grid and the index of each block along them; one side where the grid is not known."""
-    if grid is None or 0 in grid:
-        return [_Side("block", int(blocks.max()) + 1, blocks)]
-    sides, rest = [], blocks
-    for name, size in zip(("blockIdx.x", "blockIdx.y", "blockIdx.z"), grid, strict=True):
-        sides.append(_Side(name, size, rest % size))
-        rest = rest // size
-    return sides
-
-
-def _period(kernel: KernelWarps, period: _Period, rows: Ints) -> Finding:
-    life, delay = float(np.median(block_values(kernel))), -period.minus_delay_ns
-    late, blocks = period.late, kernel.block_count
+    p_value, _, side, period = min(found, key=lambda of_side: of_side[:3])
+    delay, total = period.delay, kernel.block_count
     evidence = (
-        f"Blocks with {period.side} mod {late.modulus} = {' or '.join(map(str, late.residues))} take "
+        f"Blocks with {side} mod {period.modulus} = {' or '.join(map(str, period.residues))} take "
         f"{duration_text(delay)} longer than others that started with them, "
-        f"{percent(delay / max(life, 1.0))} of a block's time, of {blocks:,} blocks "
-        f"({confidence(period.p_value)})"
+        f"{percent(delay / max(life, 1.0))} of a block's time, of {total:,} blocks ({confidence(p_value)})"
     )
     numbers = {
         "across": "block period",
-        "side": period.side,
-        "modulus": late.modulus,
-        "residues": late.residues,
+        "side": side,
+        "modulus": period.modulus,
+        "residues": period.residues,
         "delay_p50_ns": delay,
         "delay_share": delay / max(life, 1.0),
-        "blocks_total": blocks,
+        "blocks_total": total,
     }
-    saves = share_saved(kernel, delay, rows)
-    return Finding("imbalance", kernel.kernel, evidence, PERIOD_CAUSE, period.p_value, numbers, saves)
+    saves = share_saved(kernel, delay, np.flatnonzero(np.isin(late.profile_row, rows[period.members])))
+    return [Finding("imbalance", kernel.kernel, evidence, PERIOD_CAUSE, p_value, numbers, saves)]
 
 
 def heavy(kernel: KernelWarps, late: BlockLateness) -> list[Finding]:
@@ -226,17 +197,6 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
     slow &= delays >= max(MIN_SM_SHARE * life, kernel.least_ns)
     if not slow.any() or slow.mean() > MOST_SMS_SHARE:
         return []
-    return [_sm_finding(kernel, sms, slow, (delays, p_values), life)]
-
-
-def _sm_finding(
-    kernel: KernelWarps,
-    sms: Ints,
-    slow: Bools,
-    of_sms: tuple[Floats, Floats],
-    life: float,
-) -> Finding:
-    delays, p_values = of_sms
     which = sms[slow].tolist()
     delay = float(np.median(delays[slow]))
     worst_p = float(p_values[slow].max())
@@ -258,7 +218,7 @@ def _sm_finding(
         "blocks_per_other_sm": others,
     }
     saves = share_saved(kernel, delay, np.flatnonzero(np.isin(kernel.blocks.sm, which)))
-    return Finding("imbalance", kernel.kernel, evidence, SM_CAUSE, worst_p, numbers, saves)
+    return [Finding("imbalance", kernel.kernel, evidence, SM_CAUSE, worst_p, numbers, saves)]
 
 
 def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 from tracepipe.analyses.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
 from tracepipe.event.columns import Bools, Floats, Int64s, Ints, distinct
@@ -54,15 +54,6 @@ class BlockTimes:
     """From the exit of the first warp to that of the last."""
 
 
-class LaunchIds(NamedTuple):
-    """The ids of launches in a recording, 64 bits each, and which launches have none; shapes
-    `(launches,)`.
-    """
-
-    id: Ints
-    is_nameless: Bools
-
-
 @dataclass(frozen=True)
 class KernelWarps:
     """The warps of the launches of one kernel with one grid and block, sorted by launch, block and warp, and
@@ -88,8 +79,9 @@ class KernelWarps:
     blocks_known: bool = True
     rows_mixed: bool = False
     """Threads of several blocks may appear as one warp, as the input does not name blocks."""
-    launch_ids: LaunchIds | None = None
-    """The launches' ids in the recording; None where the ids are 0, 1, …"""
+    launch_ids: Any = None
+    """The launches' ids in the recording, whole numbers of 64 bits, -1 for launches without one; shape
+    `(launches,)`. None where the ids are 0, 1, …"""
     gpu: int = 0
     block_size: tuple[int, int, int] | None = None
     sm_count: int | None = None
@@ -101,9 +93,7 @@ class KernelWarps:
 
     def launch_id(self, launch: int) -> int:
         """The id of a launch in the recording; -1 where it has none."""
-        if self.launch_ids is None:
-            return launch
-        return -1 if self.launch_ids.is_nameless[launch] else int(self.launch_ids.id[launch])
+        return launch if self.launch_ids is None else int(self.launch_ids[launch])
 
     @cached_property
     def has_entries(self) -> bool:

@@ -13,7 +13,6 @@ from tracepipe.analyses.findings.kernel_warps import (
     LANES,
     NOT_RECORDED,
     KernelWarps,
-    LaunchIds,
     sort_warps,
 )
 from tracepipe.event.columns import Bools, Int32s, Int64s, Ints, distinct
@@ -155,7 +154,7 @@ def _of_records(run: Run, kernel: dict[str, Any], rows: Ints, exit_rows: Ints) -
         # Where masks were not recorded, the number of lanes of each exit is not known: it counts as none.
         exit_mask=np.concatenate([column("entry_mask")[single], np.maximum(exit_mask[is_here], 0)]),
         blocks_known=blocks_known,
-        launch_ids=LaunchIds(launch[first], ~has_launch[first]),
+        launch_ids=np.where(has_launch[first], launch[first].astype(object), -1),
         gpu=kernel["gpu"] or 0,
         block_size=_three(kernel["block"]),
         sm_count=sm_count if type(sm_count) is int else None,
@@ -190,38 +189,23 @@ def _from_threads(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iter
     for _, own in sorted(RowsByNumber(of_shape[layer.shape[rows]], rows), key=lambda one: int(one[1][0])):
         name = run.shapes.value("name", int(run.shapes.column("name", layer.shape[own[0]])))
         if wanted.search(name):
-            own_ids, has_own = launches[own], has_launch[own]
-            threads = _Threads(layer.start_ns[own], layer.index[own], event[own], own_ids, has_own)
-            kernel = _of_threads(name, threads)
-            yield _Source(kernel.launch.size, name, partial(_itself, kernel))
+            of_events = (layer.start_ns[own], layer.index[own], event[own], launches[own], has_launch[own])
+            kernel = _of_threads(name, *of_events)
+            yield _Source(kernel.launch.size, name, partial(lambda made: made, kernel))
 
 
-class _Threads(NamedTuple):
-    """The entries and exits of the threads of one kernel: time, index of block and thread, _ENTRY or _EXIT,
-    and the id of the launch, where it has one. Shapes `(events,)`, that of `indices` `(events, 6)`.
+def _of_threads(
+    name: str, ts_ns: Int64s, index: Int32s, event: Ints, ids: Ints, has_id: Bools
+) -> KernelWarps:
+    """The warps of one kernel's threads, from their entries and exits: times, indices of block and thread,
+    _ENTRY or _EXIT, and the ids of launches that have one. Where launches have no ids, the n-th event of a
+    thread belongs to the n-th launch. Shapes `(events,)`, that of `index` `(events, 6)`.
     """
-
-    ts_ns: Int64s
-    indices: Int32s
-    event: Ints
-    launch: Ints
-    has_launch: Bools
-
-
-def _itself(kernel: KernelWarps) -> KernelWarps:
-    return kernel
-
-
-def _of_threads(name: str, threads: _Threads) -> KernelWarps:
-    """The warps of one kernel's threads. Where launches have no ids, the n-th event of a thread belongs to
-    the n-th launch.
-    """
-    ts_ns, index, event, ids, has_id = threads
     blocks_named = bool((index[:, 0] >= 0).all())
     thread, _ = _linear(index[:, 3:])
     block, grid = _linear(index[:, :3]) if blocks_named else (np.zeros(len(index), np.int32), (1, 1, 1))
     launch, first = number_rows(has_id, ids, count_earlier(has_id, ids, event, block, thread))
-    launch_ids = LaunchIds(ids[first], ~has_id[first])
+    launch_ids = np.where(has_id[first], ids[first].astype(object), -1)
     # Threads of several blocks cannot be distinguished if an index recurs before all others have occurred
     # once.
     counts = np.bincount(launch)

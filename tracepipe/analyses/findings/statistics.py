@@ -9,7 +9,8 @@ and no class can be less likely than one order among all possible ones.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from tracepipe.event.columns import AnyArray, Bools, Floats, Ints
 from tracepipe.event.groups import number_rows, sorted_runs
@@ -59,29 +60,13 @@ def median_interval(values: AnyArray, confidence: float) -> tuple[float, float]:
     )
 
 
-def ranks_of(values: AnyArray) -> Floats:
-    """The ranks, from 1, along the last axis; equal values get the mean of their ranks. The shape is that of
-    `values`.
-    """
-    order = np.argsort(values, axis=-1, kind="stable")
-    ordered = np.take_along_axis(values, order, -1)
-    is_first = np.ones(values.shape, np.bool_)
-    is_first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    starts = np.flatnonzero(is_first)
-    counts = np.diff(starts, append=values.size)
-    found = np.empty(values.shape)
-    shared = np.repeat(starts % values.shape[-1] + (counts + 1) / 2, counts) if values.size else found
-    np.put_along_axis(found, order, shared.reshape(values.shape), -1)
-    return found
-
-
 def rank_correlation(a: AnyArray, b: AnyArray) -> tuple[float, float]:
     """Spearman's rank correlation of two columns of shape `(n,)`, and the chance of one at least as far from
     0; nan where all values of a column are equal.
     """
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return np.nan, np.nan
-    centred = [one - one.mean() for one in (ranks_of(a), ranks_of(b))]
+    centred = [ranks_in_rows(one, np.zeros(len(one), np.int64)) for one in (a, b)]
     lengths = [float(one @ one) ** 0.5 for one in centred]
     found = float(np.clip(centred[0] @ centred[1] / (lengths[0] * lengths[1]), -1, 1))
     free = len(a) - 2
@@ -101,19 +86,9 @@ def median_slope(y: Floats, x: Floats) -> float:
 _CELLS = 1 << 20
 
 
-def centred_ranks(times: Floats) -> Floats:
-    """Ranks within each row less their mean, with the mean rank for ties; nan where `times` is nan. Shapes
-    `(rows, positions)`.
-    """
-    absent = np.isnan(times)
-    ranks = ranks_of(np.where(absent, np.inf, times))
-    present = (~absent).sum(axis=1, keepdims=True)
-    return np.where(absent, np.nan, ranks - (present + 1) / 2)
-
-
-def ranks_in_rows(values: Floats, row: Ints) -> Floats:
-    """Like `centred_ranks`, for rows of different lengths one after the other in `values`: `row` has the
-    number of the row of each value. Shapes `(n,)`.
+def ranks_in_rows(values: AnyArray, row: Ints) -> Floats:
+    """Ranks within each row less their mean, with the mean rank for ties. `row` has the number of the row of
+    each value. Shapes `(n,)`.
     """
     present = np.bincount(row)
     order, starts = sorted_runs(row, values)
@@ -122,12 +97,6 @@ def ranks_in_rows(values: Floats, row: Ints) -> Floats:
     ranks[order] = np.repeat(starts + (counts - 1) / 2, counts)
     centred: Floats = ranks - (np.cumsum(present) - present + (present - 1) / 2)[row]
     return centred
-
-
-def score_classes(ranks: Floats, classes: Ints, count: int) -> Floats:
-    """Like `score_rows`, for `ranks` from `centred_ranks` and `classes` of the same shape."""
-    known = ~np.isnan(ranks)
-    return score_rows(ranks[known], np.nonzero(known)[0], classes[known], count)
 
 
 def score_rows(ranks: Floats, row: Ints, classes: Ints, count: int) -> Floats:
@@ -139,7 +108,15 @@ def score_rows(ranks: Floats, row: Ints, classes: Ints, count: int) -> Floats:
     """
     present = np.bincount(row)
     variance = np.bincount(row, ranks**2) / np.maximum(present, 1)
-    rows, of, members = _members(row, classes, count)
+    # Each pair of a row and a class that occurs, and how often it does.
+    key = row * count + classes
+    if int(row.max(initial=0)) < _CELLS // count:
+        every = np.bincount(key)
+        pairs = np.flatnonzero(every)
+        members = every[pairs]
+    else:
+        pairs, members = np.unique(key, return_counts=True)
+    rows, of = pairs // count, pairs % count
     others = present[rows] - members
     spread = np.bincount(of, members * others / np.maximum(present[rows] - 1, 1) * variance[rows], count)
     sums = np.bincount(classes, ranks, count)
@@ -147,27 +124,10 @@ def score_rows(ranks: Floats, row: Ints, classes: Ints, count: int) -> Floats:
     return scores
 
 
-def _members(row: Ints, classes: Ints, count: int) -> tuple[Ints, Ints, Ints]:
-    """Each pair of a row and a class that occurs, as two arrays, and how often it does."""
-    key = row * count + classes
-    if int(row.max(initial=0)) < _CELLS // count:
-        every = np.bincount(key)
-        pairs = np.flatnonzero(every)
-        return pairs // count, pairs % count, every[pairs]
-    pairs, members = np.unique(key, return_counts=True)
-    return pairs // count, pairs % count, members
-
-
-def chance_of(ranks: Floats, members: Bools) -> float:
-    """The chance that positions are as late as `members` are, if all orders within a row are
-    equally likely.
-    """
-    known = ~np.isnan(ranks)
-    return chance_in_rows(ranks[known], np.nonzero(known)[0], members[known])
-
-
 def chance_in_rows(ranks: Floats, row: Ints, members: Bools) -> float:
-    """Like `chance_of`, for ranks from `ranks_in_rows`. Shapes `(n,)`."""
+    """The chance that values are as late as `members` are, if all orders within a row are equally likely.
+    `ranks` are from `ranks_in_rows`. Shapes `(n,)`.
+    """
     present, chosen = np.bincount(row), np.bincount(row, members)
     usable = (chosen > 0) & (chosen < present)
     if not usable.any():
@@ -191,14 +151,15 @@ def _log_factorial(values: Floats) -> Floats:
     return logs[values.astype(np.int64)]
 
 
-def between(times: Floats, members: Bools) -> Floats:
-    """For each row, the median time of its members less that of the others; nan if either side is empty.
-    `times` and `members` have the shape `(rows, positions)`, the result `(rows,)`.
+def between(times: Floats, members: Bools, middle: Callable[..., Any] | None = None) -> Floats:
+    """For each row, the median time of its members, or another `middle`, less the median time of the others;
+    nan if either side is empty. `times` and `members` have the shape `(rows, positions)`, the result
+    `(rows,)`.
     """
     above, below = np.where(members, times, np.nan), np.where(members, np.nan, times)
     usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
-    delays = np.full(times.shape[0], np.nan)
-    delays[usable] = np.nanmedian(above[usable], axis=1) - np.nanmedian(below[usable], axis=1)
+    delays, middle = np.full(times.shape[0], np.nan), middle or np.nanmedian
+    delays[usable] = middle(above[usable], axis=1) - np.nanmedian(below[usable], axis=1)
     return delays
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tracepipe.analyses.findings.block_times import block_life_ns, first_wave
 from tracepipe.analyses.findings.finding import MIN_SHARE, Finding, confidence, percent
 from tracepipe.analyses.findings.kernel_warps import LANES, KernelWarps, sample
-from tracepipe.analyses.findings.statistics import LateClass, late_class, median_with_interval
+from tracepipe.analyses.findings.statistics import LateClass, between, late_class, median_with_interval
 from tracepipe.event.columns import Floats
 from tracepipe.libraries import np
 from tracepipe.units import agree, duration_text
@@ -105,10 +105,7 @@ def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
         return []
     if np.unique(np.nonzero(late.members)[1]).size == 1:
         return []  # one lane of each warp is late: divergence reports that
-    delays = _delays(times, late)
-    return _finding(
-        kernel, late, delays, 1, f"{agree(delays.size, 'warp|warps')} of {LANES} threads", LANES_CAUSE
-    )
+    return _finding(kernel, late, times, 1, "warp|warps", LANES_CAUSE)
 
 
 def _warps(kernel: KernelWarps, alpha: float) -> list[Finding]:
@@ -126,40 +123,30 @@ def _warps(kernel: KernelWarps, alpha: float) -> list[Finding]:
     late = late_class(times, positions, range(2, count + 1))
     if late is None or late.p_value > alpha:
         return []
-    delays = _delays(times, late)
-    return _finding(
-        kernel, late, delays, LANES, f"{agree(delays.size, 'block|blocks')} of {count} warps", WARPS_CAUSE
-    )
-
-
-def _delays(times: Floats, late: LateClass) -> Floats:
-    """For each row that has members of both, the mean of the late class less the median of the others."""
-    above = np.where(late.members, times, np.nan)
-    below = np.where(late.members, np.nan, times)
-    usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
-    delays: Floats = np.nanmean(above[usable], axis=1) - np.nanmedian(below[usable], axis=1)
-    return delays
+    return _finding(kernel, late, times, LANES, "block|blocks", WARPS_CAUSE)
 
 
 def _finding(
-    kernel: KernelWarps, late: LateClass, delays: Floats, unit: int, rows: str, cause: str
+    kernel: KernelWarps, late: LateClass, times: Floats, unit: int, rows: str, cause: str
 ) -> list[Finding]:
+    """The finding from times of shape `(rows, positions)`; a position is of `unit` threads."""
+    delays = between(times, late.members, np.nanmean)
+    delays = delays[~np.isnan(delays)]
     delay, low, high = median_with_interval(delays)
     scale = kernel.warp_scale_ns
     if delay < max(MIN_SHARE * scale, kernel.least_ns):
         return []
     residues = " or ".join(str(r) for r in late.residues)
-    what = "Threads t" if unit == 1 else "Warps w of a block"
-    letter = "t" if unit == 1 else "w"
+    what, letter, of = ("Threads t", "t", "threads") if unit == 1 else ("Warps w of a block", "w", "warps")
     known = np.isfinite(low) and np.isfinite(high)
     interval = f" (95% interval: {duration_text(low)} to {duration_text(high)})" if known else ""
     evidence = (
         f"{what} with {letter} mod {late.modulus} = {residues} exit {duration_text(delay)}{interval} after "
         f"the others, {percent(delay / max(scale, 1.0))} of {kernel.scale_name}: seen in {delays.size:,} "
-        f"{rows} ({confidence(late.p_value)})"
+        f"{agree(delays.size, rows)} of {times.shape[1]} {of} ({confidence(late.p_value)})"
     )
     numbers = {
-        "of": "threads" if unit == 1 else "warps",
+        "of": of,
         "modulus_threads": late.modulus * unit,
         "modulus": late.modulus,
         "residues": late.residues,

@@ -15,7 +15,7 @@ import math
 from typing import NamedTuple
 
 from tracepipe.analyses.findings import statistics
-from tracepipe.analyses.findings.block_times import block_life_ns, time_taken
+from tracepipe.analyses.findings.block_times import block_life_ns, block_values
 from tracepipe.analyses.findings.finding import (
     FALSE_ALARM_RATE,
     MIN_EXIT_ONLY_NS,
@@ -142,7 +142,7 @@ def share_saved(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
     launch: the time that it takes from all blocks, and the slots that are empty at the end, as with evenly
     distributed work none is."""
     idle_share = usual_waves(kernel).idle_share if kernel.has_sms and kernel.has_entries else 0.0
-    return time_taken(kernel, delay_ns, rows) + idle_share
+    return delay_ns * rows.size / max(float(block_values(kernel).sum()), 1.0) + idle_share
 
 
 def _partial(kernel: KernelWarps) -> list[Finding]:
@@ -199,7 +199,7 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
     if not rows:
         return []
     # Spearman's correlation in each block has variance 1/(warps-1) if the order is random.
-    ranks = statistics.ranks_of(times) - (warps + 1) / 2
+    ranks = statistics.ranks_in_rows(times.reshape(-1), np.repeat(np.arange(rows), warps)).reshape(rows, -1)
     index = np.arange(warps) - (warps - 1) / 2
     correlation = float((ranks @ index).mean() / (index @ index))
     # With few warps in few blocks, the p value cannot be below the chance of one order among all.
