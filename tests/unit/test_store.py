@@ -41,7 +41,7 @@ from tracepipe.store.numbered import Numbered
 from tracepipe.store.run import Run, load_run
 from tracepipe.store.schema import FRAMES, GROUPS, SHAPES, SPANS
 from tracepipe.store.shapes import NO_SUCH, ShapeTable
-from tracepipe.store.spans import KINDS
+from tracepipe.store.schema import KINDS
 from tracepipe.store.store import Store
 from tracepipe.store.tables import Writer
 

@@ -15,8 +15,9 @@ from tracepipe.event.columns import NONE, Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE
 from tracepipe.libraries import np
+from tracepipe.store.args import integer, result_in, size_bytes_in
 from tracepipe.store.run import Run
-from tracepipe.store.spans import UNCLOSED
+from tracepipe.store.schema import UNCLOSED
 
 DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
 _MAKES = {"alloc": DEVICE, "alloc_host": HOST}
@@ -105,17 +106,39 @@ class Allocations:
         return len(self.at_ns)
 
 
-def allocations(run: Run) -> Allocations:
-    """Return all allocations of a recording, sorted by time; from calls where it has no memory events."""
+class _Arguments(NamedTuple):
+    """The arguments of an event that are about memory."""
+
+    size_bytes: int | None
+    result: int | None
+    address: str | None
+    call: str | None
+    in_use_bytes: int | None
+    allocated_bytes: int | None
+
+    @classmethod
+    def of(cls, args: dict[str, Any]) -> _Arguments:
+        """The arguments that are known."""
+        if not args:
+            return cls(*(None,) * 6)
+        totals = (_whole(args.get(name)) for name in ("total_bytes", "total_allocated"))
+        size_bytes, result = integer(size_bytes_in(args)), integer(result_in(args))
+        return cls(size_bytes, result, _address(args), _text(args.get("call")), *totals)
+
+
+def allocations(run: Run, *, sites: bool = True) -> Allocations:
+    """Return all allocations of a recording, sorted by time; from calls where it has no memory events.
+    Without `sites`, their sites lack the outermost calls, which takes less time.
+    """
     names = run.shapes.column("name", np.flatnonzero(run.used_shapes("memory")))
     from_calls = not np.isin(names, [run.shapes.number_of("name", effect) for effect in _EFFECTS]).any()
     following = _Following()
-    for event in _events(run, from_calls):
+    for event in _events(run, from_calls, sites):
         following.follow(event)
     return following.found(from_calls)
 
 
-def _events(run: Run, from_calls: bool) -> Iterator[_Event]:
+def _events(run: Run, from_calls: bool, sites: bool) -> Iterator[_Event]:
     """Yield memory events and calls that allocate or free, sorted by time. Of calls, those that failed count,
     and with `from_calls` all that ended.
     """
@@ -131,37 +154,37 @@ def _events(run: Run, from_calls: bool) -> Iterator[_Event]:
         for name in ("shape", "args", "end_args")
     )
     at_ns, places = at_ns[order], (order - len(memory)).tolist()
-    size_bytes, has_size = run.args.size_bytes(args, end_args)
-    result, has_result = run.args.result(args, end_args)
-    has_failed = (has_result & (result != 0)).tolist()
     is_open = (calls.kind[rows] == UNCLOSED).tolist()
     every = np.arange(len(shapes), dtype=np.int32)
     of_shape, _ = number_rows(shapes.column("pid", every), shapes.column("tid", every))
-    outermost = outermost_rows(run, calls.parent[rows])
-    outer_names = iter(shapes.texts("name", calls.shape[outermost[outermost != NONE]]))
-    outer = [None if row == NONE else next(outer_names) for row in outermost.tolist()]
+    outer: list[str | None] = [None] * len(rows)
+    callers: list[str | None] = [None] * len(order)
+    if sites:
+        outermost = outermost_rows(run, calls.parent[rows])
+        outer_names = iter(shapes.texts("name", calls.shape[outermost[outermost != NONE]]))
+        outer = [None if row == NONE else next(outer_names) for row in outermost.tolist()]
+        callers = _callers(run, of_shape, rows, of_shape[shape], at_ns)
     columns: tuple[list[Any], ...] = (
         at_ns.tolist(),
         _optional(shapes.numbers("pid", shape, NONE)),
         _optional(shapes.numbers("tid", shape, NONE)),
         _gpus(run, of_shape, of_shape[shape], at_ns, shapes.numbers("gpu", shape, NONE)),
-        _optional(np.where(has_size, size_bytes, NONE)),
         shapes.texts("name", shape),
-        _callers(run, of_shape, rows, of_shape[shape], at_ns),
+        callers,
+        run.args.values(args, _Arguments.of),
+        run.args.values(end_args, _Arguments.of),
     )
-    events = zip(places, args.tolist(), end_args.tolist(), has_failed, *columns, strict=True)
-    for place, begin, end, failed, ts_ns, pid, tid, gpu, size, name, caller in events:
-        own = run.args.args(begin)
-        address = _address(own)
-        address = _address(run.args.args(end)) if address is None else address
+    for place, ts_ns, pid, tid, gpu, name, caller, begin, end in zip(places, *columns, strict=True):
+        size = end.size_bytes if begin.size_bytes is None else begin.size_bytes
+        address = end.address if begin.address is None else begin.address
+        failed = bool(begin.result if end.result is None else end.result)
         if place >= 0:
             if is_open[place] or not (from_calls or failed):
                 continue
             effect, call, total_bytes, around = effects[place], name, None, outer[place] or name
         else:
-            effect, failed, around = name, False, caller
-            call = _text(own.get("call"))
-            total_bytes = _whole(own.get("total_bytes" if name == MEMORY_IN_USE else "total_allocated"))
+            effect, failed, call, around = name, False, begin.call, caller
+            total_bytes = begin.in_use_bytes if name == MEMORY_IN_USE else begin.allocated_bytes
             if name not in _EFFECTS and total_bytes is None:
                 continue
         if address == _NULL:
@@ -248,7 +271,7 @@ def _gpus(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s, gpus: Int64s) 
     rows = np.flatnonzero(run.has("name", "cudaSetDevice", calls))
     result, has_result = run.args.result(calls.args[rows], calls.end_args[rows])
     rows = rows[~has_result | (result == 0)]
-    devices = [_whole(run.args.args(number).get("device")) for number in calls.args[rows].tolist()]
+    devices = run.args.values(calls.args[rows], lambda args: _whole(args.get("device")))
     rows = rows[[device is not None for device in devices]]
     if not len(rows):
         return _optional(gpus)
@@ -425,8 +448,9 @@ def ends_of(run: Run) -> Int64s:
     # Main threads that were dead when the scheduler took them off a processor.
     switches, pid = run.layer("scheduler"), shapes.column("pid", every)
     is_main = ((pid != NONE) & (pid == shapes.column("tid", every)))[switches.shape]
-    ends = distinct(switches.end_args[is_main & (switches.end_args != NONE)]).tolist()
-    dead = [number for number in ends if run.args.args(number).get("prev_state") == "dead"]
+    ends = distinct(switches.end_args[is_main & (switches.end_args != NONE)])
+    states = run.args.values(ends, lambda args: args.get("prev_state"))
+    dead = ends[np.array([state == "dead" for state in states], np.bool_)]
     gone: Any = np.flatnonzero(exits & run.used_shapes("syscall"))
     gone = np.append(gone, switches.shape[is_main & np.isin(switches.end_args, dead)])
     why = run.facts.footer.ended_by
@@ -649,7 +673,7 @@ def allocations_in(run: Run) -> int:
 
 def peaks_of(run: Run) -> list[Peak]:
     """The peaks of each process and GPU, the highest first."""
-    found = allocations(run)
+    found = allocations(run, sites=False)
     sums = AllocationSums(found, found.place, len(found.places))
     peaks = [
         Peak(

@@ -12,7 +12,7 @@ from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Run
-from tracepipe.store.spans import INSTANT
+from tracepipe.store.schema import INSTANT
 
 HOOKED = "hooked functions"
 PARTS = ("itself", HOOKED, "ioctl", "other system calls", "driver", "off-CPU")

@@ -13,7 +13,7 @@ from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Int64s, distinct
 from tracepipe.store.run import Layer, Run
-from tracepipe.store.spans import INSTANT
+from tracepipe.store.schema import INSTANT
 
 NO_STACK, AUTOGRAD, NO_CALL = -1, -2, -3
 """Values in place of a stack: the call has none; the call is on a thread of autograd; the call was not

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracepipe.analyses.nesting import first_flagged
-from tracepipe.event.columns import Bools, Int32s, Int64s, distinct
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, distinct
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
-from tracepipe.store.run import Run
+from tracepipe.store.run import Run, once_a_run
+from tracepipe.store.schema import NO_BEGIN
 
 Value = TypeVar("Value")
 # Launches, without cuLaunchHostFunc and similar ones, which run on the host.
@@ -45,24 +45,47 @@ def values_by_names(
     return np.where(seen, of_name[names], np.int32(0)), list(values)
 
 
-def _that_match(run: Run, layer: str, matches: Callable[[str], bool]) -> Bools:
-    """Flags the shapes of a layer whose names match. Shape `(shapes,)`."""
+def rows_named(run: Run, layer: str, matches: Callable[[str], bool]) -> Int64s:
+    """The rows of a layer whose names match, without ends that have no begin. Shape `(n,)`."""
     of, answers = values_by_names(run, layer, matches)
-    found: Bools = np.array(answers, np.bool_)[of]
-    return found
+    return _rows_of(run, layer, np.array(answers, np.bool_)[of])[0]
 
 
-def _first(run: Run, shapes: Bools) -> Bools:
-    """Flags the calls of some shapes, without ends that have no begin. A runtime call and the driver's call
-    inside it count once. Shape `(calls,)`.
+def _rows_of(run: Run, layer: str, shapes: Bools) -> tuple[Int64s, Int32s]:
+    """The rows of a layer with some shapes, without ends that have no begin, and their callers.
+    Shapes `(n,)`.
     """
-    calls = run.layer("userspace")
-    return first_flagged(calls.parent, shapes[calls.shape] & calls.is_call)
+    wanted = {"shape": np.flatnonzero(shapes).astype(np.int32)}
+    found = run.store.columns(
+        f"""select id, parent from store."{layer}" where shape in (select shape from wanted)
+        and kind <> {NO_BEGIN} order by id""",
+        wanted=wanted,
+    )
+    return found["id"].astype(np.int64), found["parent"]
 
 
-def launching(run: Run) -> Bools:
-    """Flags the calls that launch kernels. Shape `(calls,)`."""
-    return _first(run, _that_match(run, "userspace", is_launch))
+def _first_of(run: Run, shapes: Bools) -> Int64s:
+    """The rows of the calls of some shapes. A runtime call and the driver's call inside it count once.
+    Shape `(n,)`.
+    """
+    rows, above = _rows_of(run, "userspace", shapes)
+    climbing = np.flatnonzero(above != NONE)
+    is_inside = np.zeros(len(rows), np.bool_)
+    while len(climbing):
+        is_inside[climbing] = np.isin(above[climbing], rows)
+        climbing = climbing[~is_inside[climbing]]
+        above[climbing] = run.layer("userspace").parent[above[climbing]]
+        climbing = climbing[above[climbing] != NONE]
+    return rows[~is_inside]
+
+
+@once_a_run
+def launching(run: Run) -> Int64s:
+    """The rows of the calls that launch kernels. A runtime call and the driver's call inside it count once.
+    Shape `(n,)`.
+    """
+    of, answers = values_by_names(run, "userspace", is_launch)
+    return _first_of(run, np.array(answers, np.bool_)[of])
 
 
 def calls_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
@@ -76,16 +99,11 @@ def outermost_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
     """The rows of the calls whose whole names match; a runtime call and the driver's call inside it count
     once. Shape `(n,)`.
     """
-    shapes = _that_match(run, "userspace", lambda name: pattern.fullmatch(name) is not None)
-    return np.flatnonzero(_first(run, shapes))
+    of, answers = values_by_names(run, "userspace", lambda name: pattern.fullmatch(name) is not None)
+    return _first_of(run, np.array(answers, np.bool_)[of])
 
 
-def rows_named(run: Run, layer: str, matches: Callable[[str], bool]) -> Int64s:
-    """The rows of a layer whose names match, without ends that have no begin. Shape `(n,)`."""
-    shapes, of = _that_match(run, layer, matches), run.layer(layer)
-    return np.flatnonzero(shapes[of.shape] & of.is_call) if shapes.any() else np.empty(0, np.int64)
-
-
+@once_a_run
 def rows_by_effect(run: Run) -> dict[str, Int64s]:
     """Effect on memory → rows of the calls that had it, shape `(n,)`. A runtime call and the driver's call
     inside it count once.
@@ -94,7 +112,7 @@ def rows_by_effect(run: Run) -> dict[str, Int64s]:
     found = {}
     for effect in (*MEMORY_EFFECTS, "transfer"):
         has_it = np.array([one is not None and one[0] == effect for one in effects], np.bool_)[of]
-        found[effect] = np.flatnonzero(_first(run, has_it)) if has_it.any() else np.empty(0, np.int64)
+        found[effect] = _first_of(run, has_it) if has_it.any() else np.empty(0, np.int64)
     return found
 
 

@@ -11,7 +11,7 @@ from tracepipe.event.groups import largest, sums_by
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Layer, Run
-from tracepipe.store.spans import FROM_DURATION, INSTANT, NO_BEGIN, SPAN
+from tracepipe.store.schema import FROM_DURATION, INSTANT, NO_BEGIN, SPAN
 from tracepipe.store.views import LAYER_TEXT
 
 SORTS: Final = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
@@ -72,12 +72,10 @@ def functions_of(run: Run, table: str, sort: str, top: int) -> Functions:
 
 
 def spread_of(run: Run, table: str, where: str) -> tuple[Any, ...]:
-    """How many rows `x` of a table of spans, with their shapes `s`, fulfil a condition in SQL, and the cells
-    of `distribution.LENGTH_COLUMNS` of their known lengths.
+    """How many rows `x` of a table of spans fulfil a condition in SQL, and the cells of
+    `distribution.LENGTH_COLUMNS` of their known lengths.
     """
-    ((calls, *spread),) = run.store.rows(
-        f"""select {_SPREAD} from store."{table}" x join store.shapes s using (shape) where {where}"""
-    )
+    ((calls, *spread),) = run.store.rows(f'select {_SPREAD} from store."{table}" x where {where}')
     return calls, *cells_of(*spread)
 
 

@@ -60,7 +60,7 @@ class Glance:
 
 def glance_of(run: Run) -> Glance:
     """Analyze everything that a recording has about its GPUs."""
-    found = Glance(launches=int(np.count_nonzero(launching(run))))
+    found = Glance(launches=len(launching(run)))
     work = gpu_work(run)
     if len(work):
         kinds = kinds_of(run, work)

@@ -11,7 +11,7 @@ from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.store.run import Layer, Run
-from tracepipe.store.spans import INSTANT, NO_BEGIN
+from tracepipe.store.schema import INSTANT, NO_BEGIN
 
 # The suffix that PyTorch's emit_nvtx adds to the name of an operator: `aten::linear, seq = 5, op_id = 12`.
 _MORE = re.compile(r", (seq|op_id|sizes|input_op_ids) ?= ?.*")

@@ -13,7 +13,7 @@ from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts
 from tracepipe.event.intervals import Gaps, gaps_between
-from tracepipe.store.run import Run
+from tracepipe.store.run import Run, once_a_run
 
 GPUS_MAX: Final = 4096
 KERNEL, COPY, WARPS = range(3)
@@ -71,6 +71,7 @@ class Work:
         return run.shapes.texts("name", layer.shape[row])[0]
 
 
+@once_a_run
 def gpu_work(run: Run) -> Work:
     """Return the work of the GPUs of a recording."""
     kernels = _of_layer(run, KERNEL)
@@ -145,12 +146,10 @@ def _by_order(run: Run, work: dict[str, Any], call: Int64s, has_launch: Bools) -
     """Fill in the calls of work without a launch id; return the flags of the work for which this was done."""
     is_without: Bools = (call == NONE) & ~has_launch
     is_copy = work["what"] == COPY
-    for of_kind, calls in (
-        (is_without & ~is_copy, lambda: np.flatnonzero(launching(run))),
-        (is_without & is_copy, lambda: rows_by_effect(run)["transfer"]),
-    ):
-        if of_kind.any():
-            _last_before(run, work, np.flatnonzero(of_kind), calls(), call)
+    if (of_kernels := is_without & ~is_copy).any():
+        _last_before(run, work, np.flatnonzero(of_kernels), launching(run), call)
+    if (of_copies := is_without & is_copy).any():
+        _last_before(run, work, np.flatnonzero(of_copies), rows_by_effect(run)["transfer"], call)
     by_order: Bools = is_without & (call != NONE)
     return by_order
 

@@ -18,7 +18,7 @@ from tracepipe.event.vocabulary import RUNNING
 from tracepipe.native import library
 from tracepipe.native.signatures import Spent as NativeSpent
 from tracepipe.store.run import Run
-from tracepipe.store.spans import INSTANT, NO_BEGIN
+from tracepipe.store.schema import INSTANT, NO_BEGIN
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
 """The states in addition to `PARTS[1:]`. IN_CALL: in a CUDA call, and in no layer below it. USER: in no

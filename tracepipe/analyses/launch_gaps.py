@@ -55,7 +55,7 @@ def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[
     """Return tables of the time between launches and of the time after synchronise calls, and notes on them;
     both are empty where no launch was recorded.
     """
-    launches = np.flatnonzero(launching(run)).astype(np.int32)
+    launches = launching(run).astype(np.int32)
     if not len(launches):
         return [], []
     tables, left_out = [], 0

@@ -24,7 +24,7 @@ from tracepipe.libraries import np
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
-from tracepipe.store.spans import INSTANT
+from tracepipe.store.schema import INSTANT
 from tracepipe.units import counted
 
 _EXCLUSIVE = (

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import numpy as np
-
 from tracepipe.analyses.breakdown import hooked_title
 from tracepipe.analyses.cuda_calls import launching
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
@@ -34,7 +32,7 @@ from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.store.run import Run
-from tracepipe.store.spans import INSTANT
+from tracepipe.store.schema import INSTANT
 from tracepipe.units import counted
 
 _COUNT = Column("count", "count", "count")
@@ -120,20 +118,24 @@ def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
         return (title, *spread_of(run, table, where))
 
     def named(name: str) -> str:
-        return f"s.name_text = {run.shapes.number_of('name', name)}"
+        number = run.shapes.number_of("name", name)
+        return f"x.shape in (select shape from store.shapes where name_text = {number})"
 
     yield row("CUDA API calls", "userspace", is_call)
-    inside, *_ = spread_of(run, "userspace", f"{IS_CALL} and x.parent <> -1")
+    ((inside, events),) = run.store.rows(
+        f"""select coalesce(sum(rows) filter (layer = 'userspace' and {IS_CALL} and not is_outermost), 0),
+        coalesce(sum(rows) filter (layer = 'scheduler' and kind = {INSTANT}), 0) from {run.shape_sums} x"""
+    )
     yield ("  calls inside those", inside, *_NO_LENGTHS)
     calls = run.layer("userspace")
     launches = launching(run)
-    yield ("kernel launches", int(np.count_nonzero(launches)), *of_values(calls.lengths_ns(launches)))
+    yield ("kernel launches", len(launches), *of_values(calls.lengths_ns(launches)))
     yield row(hooked_title(run), "hook", is_call)
     yield row("system calls", "syscall", IS_CALL)
     yield row("  ioctl", "syscall", f"{IS_CALL} and {named('ioctl')}")
     yield row("driver functions", "kernel", is_call)
-    yield row("scheduler calls", "kernel", f"{IS_CALL} and s.layer = {LAYERS.index('scheduler')}")
-    events, *_ = spread_of(run, "scheduler", f"x.kind = {INSTANT}")
+    of_layer = f"x.shape in (select shape from store.shapes where layer = {LAYERS.index('scheduler')})"
+    yield row("scheduler calls", "kernel", f"{IS_CALL} and {of_layer}")
     yield ("scheduler events", events, *_NO_LENGTHS)
     yield row("threads running", "scheduler", named(RUNNING))
     yield row("GPU kernels", "gpu_kernel", IS_CALL)
@@ -149,38 +151,28 @@ _OF_PROCESSES = (
 
 def _processes(run: Run, options: Options) -> tuple[Table, int]:
     """The processes with the most events, in the order of their ids, and how many others there are."""
-    of_shapes = " union all ".join(
-        f"""select shape, count(*) as events, {table != "gpu_kernel"} as is_host from store."{table}" group
-        by all"""
-        for table in _OF_PROCESSES
+    ioctl, running = (run.shapes.number_of("name", name) for name in ("ioctl", RUNNING))
+    conditions = (
+        f"x.layer = 'userspace' and {IS_CALL} and x.is_outermost and x.kind <> {INSTANT}",
+        f"x.layer = 'syscall' and {IS_CALL} and s.name_text = {ioctl}",
+        f"x.layer = 'gpu_kernel' and {IS_CALL}",
+        f"x.layer = 'scheduler' and s.name_text = {running}",
+    )
+    sums = ", ".join(
+        f"""coalesce(sum(rows) filter ({which}), 0)::bigint,
+        sum(total_ns) filter ({which} and {IS_TIMED})::bigint"""
+        for which in conditions
     )
     found = run.store.rows(
-        f"""select s.pid, count(distinct s.tid) filter (is_host and s.tid <> -1), count(*) over ()
-        from ({of_shapes}) join store.shapes s using (shape) group by s.pid
-        order by sum(events) desc, s.pid desc {f"limit {options.top}" if options.top > 0 else ""}"""
+        f"""select s.pid, count(distinct s.tid) filter (x.layer <> 'gpu_kernel' and s.tid <> -1), {sums},
+        count(*) over () from {run.shape_sums} x join store.shapes s using (shape)
+        where x.layer in {_OF_PROCESSES} group by s.pid
+        order by sum(rows) desc, s.pid desc {f"limit {options.top}" if options.top > 0 else ""}"""
     )
-    named = "s.name_text = {}".format
-    conditions = {
-        "userspace": f"{IS_CALL} and {IS_OUTERMOST}",
-        "syscall": f"{IS_CALL} and {named(run.shapes.number_of('name', 'ioctl'))}",
-        "gpu_kernel": IS_CALL,
-        "scheduler": named(run.shapes.number_of("name", RUNNING)),
-    }
-    sums = [
-        {
-            pid: (count, total_ns)
-            for pid, count, total_ns in run.store.rows(
-                f"""select s.pid, count(*), sum(x.end_ns - x.start_ns) filter ({IS_TIMED})::bigint
-                from store."{table}" x join store.shapes s using (shape) where {where} group by s.pid"""
-            )
-        }
-        for table, where in conditions.items()
-    ]
     rows, no_processes = [], 0
     # Processes are in the order of their ids; events without a process come after all of them.
-    for number, threads, _ in sorted(found, key=lambda one: (one[0] == NONE, one[0])):
+    for number, threads, *cells, _ in sorted(found, key=lambda one: (one[0] == NONE, one[0])):
         pid = run.shapes.value("pid", number)
-        cells = [cell for of in sums for cell in of.get(number, (0, None))]
         if pid is not None and pid > PIDS_MAX and not any(cells):
             no_processes += 1
             continue

@@ -15,7 +15,7 @@ from tracepipe.present.figures.panel import empty_stretch
 from tracepipe.present.writing.drawing import ASCII, LABEL_COLUMNS, UNICODE, Group, Spans, Strip, Window, axis
 from tracepipe.reports.report import FROM, UNTIL, Drawing, Report, Result
 from tracepipe.store.run import Layer, Run
-from tracepipe.store.spans import INSTANT, NO_BEGIN
+from tracepipe.store.schema import INSTANT, NO_BEGIN
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 _CELLS_MIN = 20

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import orjson
 
 from tracepipe.errors import OutputError
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, distinct
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
 
@@ -21,6 +22,9 @@ TEXTS: Final = "args.texts"
 ENDS: Final = "args.ends"
 """Where each ends: integers of 64 bits."""
 _INT64: Final = range(-(1 << 63), 1 << 63)
+# What is read of the texts at a time, and the most texts whose values are remembered.
+_READ_BYTES, _KNOWN_MAX = 1 << 18, 1 << 12
+Value = TypeVar("Value")
 
 
 class ArgsWriter:
@@ -72,92 +76,124 @@ class ArgsTable:
 
     def text(self, number: int) -> bytes:
         """The JSON text of arguments."""
-        start, end = int(self._ends[number - 1]) if number else 0, int(self._ends[number])
-        return os.pread(self._file.fileno(), end - start, start)
+        return next(self.texts(np.array([number])))
+
+    def texts(self, numbers: Ints) -> Iterator[bytes]:
+        """The JSON texts of arguments, whose numbers are sorted."""
+        if len(numbers) and numbers[0] == NONE:
+            yield b"{}"
+            numbers = numbers[1:]
+        starts, ends = np.where(numbers, self._ends[numbers - 1], 0), self._ends[numbers]
+        first = 0
+        while first < len(numbers):
+            start = int(starts[first])
+            last = max(first + 1, int(np.searchsorted(ends, start + _READ_BYTES)))
+            block = os.pread(self._file.fileno(), int(ends[last - 1]) - start, start)
+            begins, stops = (of[first:last] - start for of in (starts, ends))
+            for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True):
+                yield block[begin:stop]
+            first = last
+
+    def values(self, numbers: Ints, value_of: Callable[[Args], Value]) -> list[Value]:
+        """What a function finds in each of some arguments. Equal texts are looked at once."""
+        wanted, known, found = distinct(numbers), dict[bytes, Value](), []
+        for text in self.texts(wanted):
+            if text not in known:
+                if len(known) >= _KNOWN_MAX:
+                    known.clear()
+                known[text] = value_of(parsed(text))
+            found.append(known[text])
+        return [found[at] for at in np.searchsorted(wanted, numbers).tolist()]
 
     def args(self, number: int) -> Args:
         """The arguments with a number, as a new dict."""
-        if number == NONE:
-            return {}
-        text = self.text(number)
-        return json.loads(text) if is_odd(text) else orjson.loads(text)  # type: ignore[no-any-return]
+        return parsed(self.text(number))
 
     def json(self, number: int) -> str | None:
-        """The text of arguments as `orjson` writes it, or as it was recorded where `orjson` cannot write it;
-        None without arguments.
-        """
-        if number == NONE:
-            return None
-        text = self.text(number)
-        text = text.lstrip() if is_odd(text) else orjson.dumps(orjson.loads(text))
-        return None if text == b"{}" else text.decode()
+        """The text of arguments as `json_of` has it."""
+        return json_of(self.text(number))
 
     def jsons(self, numbers: Int32s) -> list[str | None]:
         """The texts of arguments; each is made once."""
         texts = {number: self.json(number) for number in distinct(numbers).tolist()}
         return [texts[number] for number in numbers.tolist()]
 
-    def _numbers_of(self, key: str, numbers: Int32s) -> tuple[Int64s, Bools]:
-        """The values of a kind, and flags for known ones."""
-        wanted = distinct(numbers)
-        values, known = np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
-        for at, number in enumerate(wanted.tolist()):
-            args = self.args(number)
-            value = (
-                next((args[name] for name in SIZE_KEYS if name in args), None)
-                if key == "size_bytes"
-                else args.get("result", args.get("retval"))
-            )
-            if type(value) is int and value in _INT64:
-                values[at], known[at] = value, True
-        places = np.searchsorted(wanted, numbers)
-        return values[places], known[places]
-
-    def _either(self, key: str, first: Int32s, then: Int32s) -> tuple[Int64s, Bools]:
-        """The values of `first`, or of `then` where those have none."""
-        values, known = self._numbers_of(key, first)
-        others, known_too = self._numbers_of(key, then)
-        return np.where(known, values, others), known | known_too
+    def integers(self, numbers: Ints, value_of: Callable[[Args], object]) -> tuple[Int64s, Bools]:
+        """The integers of 64 bits that a function finds in some arguments, and flags for known ones."""
+        found = self.values(numbers, lambda args: integer(value_of(args)))
+        known = np.fromiter((value is not None for value in found), np.bool_, len(found))
+        return np.fromiter((value or 0 for value in found), np.int64, len(found)), known
 
     def size_bytes(self, args: Int32s, end_args: Int32s) -> tuple[Int64s, Bools]:
         """The sizes among the arguments of begins, else of ends, and flags for known ones."""
-        return self._either("size_bytes", args, end_args)
+        return _either(self.integers(args, size_bytes_in), self.integers(end_args, size_bytes_in))
 
     def result(self, args: Int32s, end_args: Int32s) -> tuple[Int64s, Bools]:
         """The results among the arguments of ends, else of begins, and flags for known ones."""
-        return self._either("result", end_args, args)
+        return _either(self.integers(end_args, result_in), self.integers(args, result_in))
 
     def sizes(self, key: str, numbers: Int32s) -> list[list[int] | None]:
         """The grid or block among arguments, None where there is none."""
-        known = {number: self.three(self.args(number).get(key)) for number in distinct(numbers).tolist()}
-        return [known[number] for number in numbers.tolist()]
+        return self.values(numbers, lambda args: three(args.get(key)))
 
     def addresses(self, args: Int32s, end_args: Int32s) -> list[str | None]:
         """The addresses among the arguments of begins, else of ends, as text."""
-        known = {number: self._address(number) for number in {*args.tolist(), *end_args.tolist()}}
-        pairs = zip(args.tolist(), end_args.tolist(), strict=True)
-        return [known[end] if known[begin] is None else known[begin] for begin, end in pairs]
-
-    def _address(self, number: int) -> str | None:
-        args = self.args(number)
-        address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
-        return None if address is None else str(address).encode("utf-8", "replace").decode()
-
-    @staticmethod
-    def three(value: object) -> list[int] | None:
-        """A grid or a block among arguments; None for anything else."""
-        fits = isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value)
-        return value if fits else None  # type: ignore[return-value]
+        pairs = zip(self.values(args, address_in), self.values(end_args, address_in), strict=True)
+        return [at_end if at_begin is None else at_begin for at_begin, at_end in pairs]
 
     def texts_of(self, key: str, numbers: Int32s) -> list[str | None]:
         """One argument as text, None where it is missing."""
-        found: dict[int, str | None] = {}
-        for number in distinct(numbers).tolist():
-            value = self.args(number).get(key)
-            found[number] = (
-                value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-            )
-        return [found[number] for number in numbers.tolist()]
+        return self.values(numbers, lambda args: argument_text(args.get(key)))
+
+
+def json_of(text: bytes) -> str | None:
+    """The text of arguments as `orjson` writes it, or as it was recorded where `orjson` cannot write it; None
+    without arguments.
+    """
+    text = text.lstrip() if is_odd(text) else orjson.dumps(orjson.loads(text))
+    return None if text == b"{}" else text.decode()
+
+
+def parsed(text: bytes) -> Args:
+    """The arguments of a text."""
+    return json.loads(text) if is_odd(text) else orjson.loads(text)  # type: ignore[no-any-return]
+
+
+def _either(first: tuple[Int64s, Bools], then: tuple[Int64s, Bools]) -> tuple[Int64s, Bools]:
+    """The values of `first`, or of `then` where those are not known."""
+    return np.where(first[1], first[0], then[0]), first[1] | then[1]
+
+
+def size_bytes_in(args: Args) -> object:
+    """The size among arguments, None without one."""
+    return next((args[name] for name in SIZE_KEYS if name in args), None)
+
+
+def result_in(args: Args) -> object:
+    """The result among arguments, None without one."""
+    return args.get("result", args.get("retval"))
+
+
+def address_in(args: Args) -> str | None:
+    """The address among arguments as text, None without one."""
+    address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
+    return None if address is None else str(address).encode("utf-8", "replace").decode()
+
+
+def integer(value: object) -> int | None:
+    """The value of an argument that is an integer of 64 bits, else None."""
+    return value if type(value) is int and value in _INT64 else None
+
+
+def argument_text(value: object) -> str | None:
+    """The value of an argument as text, None for None."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def three(value: object) -> list[int] | None:
+    """A grid or a block among arguments; None for anything else."""
+    fits = isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value)
+    return value if fits else None  # type: ignore[return-value]
 
 
 def is_odd(text: bytes) -> bool:

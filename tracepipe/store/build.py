@@ -36,10 +36,8 @@ from tracepipe.recording.reading import Progress, Reading
 from tracepipe.store.args import ArgsWriter
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.samples import SERIES, sample_values
-from tracepipe.store.schema import FRAMES, GROUPS, SHAPES
+from tracepipe.store.schema import FRAMES, GROUPS, INSTANT, NO_BEGIN, SHAPES
 from tracepipe.store.spans import (
-    INSTANT,
-    NO_BEGIN,
     Kinds,
     Rows,
     SpanRows,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import shutil
 import weakref
-from collections.abc import Hashable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Hashable, Mapping
+from functools import cached_property, wraps
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 
@@ -18,12 +18,10 @@ from tracepipe.event.stacks import Stacks
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store import views
 from tracepipe.store.args import ArgsTable
-from tracepipe.store.build import build
 from tracepipe.store.cache import forget, kept_or_built
 from tracepipe.store.samples import SERIES, GpuSamples
-from tracepipe.store.schema import SPANS
+from tracepipe.store.schema import FRAMES, FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN, SPANS
 from tracepipe.store.shapes import ShapeTable
-from tracepipe.store.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN
 from tracepipe.store.stalls import StallTable
 from tracepipe.store.store import Facts, Store, stacks_of
 from tracepipe.store.warps import WarpTable
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
     Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
+Answer = TypeVar("Answer")
 Relation = Any
 """A relation of DuckDB: `.df()`, `.pl()`, `.arrow()`, `.fetchall()`, `.filter(…)`."""
 
@@ -179,6 +178,8 @@ class Run:
         self.args = ArgsTable(store.folder, store.fact("args_count"))
         self.warp_table = WarpTable(store)
         self._layers: dict[str, Layer] = {}
+        self.answers: dict[Any, Any] = {}
+        """Those of functions with `once_a_run`."""
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -218,8 +219,9 @@ class Run:
         return self._layers[name]
 
     def forget_columns(self) -> None:
-        """Free the columns of layers, which are read again when they are used again."""
+        """Free the columns of layers, and the answers made of them; both are made again when needed."""
         self._layers.clear()
+        self.answers.clear()
 
     def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
         """Flags the rows of a layer whose shapes have a value in a column. Shape `(rows,)`."""
@@ -231,8 +233,23 @@ class Run:
     def used_shapes(self, name: str) -> Bools:
         """Flags the shapes that rows of a layer have. Shape `(shapes,)`."""
         used = np.zeros(len(self.shapes), np.bool_)
-        used[self.layer(name).shape] = True
+        found = self.store.columns(f"select shape from {self.shape_sums} where layer = '{name}'")
+        used[found["shape"]] = True
         return used
+
+    @cached_property
+    def shape_sums(self) -> str:
+        """The name of a table with the sums of rows that have one layer, shape, kind, and are outermost or
+        not: layer, shape, kind, is_outermost, rows, total_ns.
+        """
+        sums = (
+            f"""select '{name}' as layer, shape, kind, parent = -1 as is_outermost, count(*) as rows,
+            sum(end_ns - start_ns)::bigint as total_ns from store."{name}" group by all"""
+            for name in FRAMES
+            if name != "gpu_thread"
+        )
+        self.store.rows(f"create table shape_sums as {' union all '.join(sums)}")
+        return "shape_sums"
 
     def values(self, name: str, rows: Ints | slice, *columns: str) -> dict[str, list[Any]]:
         """A few columns of some rows of a layer as lists, None where a value is not known: those of `Shape`
@@ -356,6 +373,18 @@ class Run:
         return given or self.thread_name(pid, pid) or self.thread_name(pid, None) or recorded
 
 
+def once_a_run(function: Callable[[Run], Answer]) -> Callable[[Run], Answer]:
+    """Remember what a function of a run returns, which nobody may change."""
+
+    @wraps(function)
+    def remembered(run: Run) -> Answer:
+        if function not in run.answers:
+            run.answers[function] = function(run)
+        return cast("Answer", run.answers[function])
+
+    return remembered
+
+
 def _list(values: Any) -> list[Any]:
     found: list[Any] = values.tolist()
     return found
@@ -413,6 +442,8 @@ def load_run(
     }
 
     def write(folder: Path) -> None:
+        from tracepipe.store.build import build  # what reads recordings takes long to import
+
         build(folder, path, source_format, strict, assumed, progress, undated)
 
     _give_back_at_once()

@@ -14,11 +14,20 @@ FRAMES: Final = tuple(layer for layer in LAYERS if layer != "gpu_warp")  # warps
 GROUPS: Final = tuple(name for name in FRAMES if name not in ("gpu_kernel", "gpu_thread"))
 """The groups of layers whose events nest together: kernels nest with the copies on their stream."""
 
+KINDS: Final = ("span", "instant", "no_begin", "from_duration", "unclosed")
+"""The kinds of rows of tables of spans.
+
+span: begin and end are known. instant: no length. no_begin: an end without a begin, drawn as an instant.
+from_duration: an end without a begin, whose duration gives the begin. unclosed: a begin without an end;
+`end_ns` is the end of its caller or of the recording.
+"""
+SPAN, INSTANT, NO_BEGIN, FROM_DURATION, UNCLOSED = range(len(KINDS))
+
 SPANS: Final = {
     "id": "INTEGER",  # from 0, in the order of start, then depth
     "start_ns": "BIGINT",
     "end_ns": "BIGINT",  # of an instant: its start
-    "kind": "UTINYINT",  # an index into `spans.KINDS`
+    "kind": "UTINYINT",  # an index into KINDS
     "depth": "INTEGER",
     "parent": "INTEGER",  # the id of the innermost slice around it, -1 without one
     "top": "INTEGER",  # the id of the outermost slice around it, its own without one

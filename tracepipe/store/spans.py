@@ -23,12 +23,8 @@ from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.nesting import NO_ROW, OVERLAP_ROWS_MAX, AnyNesting
 from tracepipe.event.ops import BEGIN, END
 from tracepipe.event.order import order_of
+from tracepipe.store.schema import FROM_DURATION, INSTANT, NO_BEGIN, SPAN, UNCLOSED
 
-KINDS = ("span", "instant", "no_begin", "from_duration", "unclosed")
-"""span: begin and end are known. instant: no length. no_begin: an end without a begin, drawn as an instant.
-from_duration: an end without a begin, whose duration gives the begin. unclosed: a begin without an end;
-`end_ns` is the end of its caller or of the recording."""
-SPAN, INSTANT, NO_BEGIN, FROM_DURATION, UNCLOSED = range(len(KINDS))
 Rows = dict[str, Any]
 """Columns of one length `(rows,)` by their names."""
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.event.model import Footer, Header, Problem
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.stacks import Frame, Stacks
@@ -53,6 +54,10 @@ class Store:
         # Its own catalog is empty: `store` is that of the file, which is only read.
         self.connection = self._con = connect_to_ask(folder, memory_mb=_MEMORY_MB)
         self._memory_mb = _MEMORY_MB
+        self._late: dict[tuple[str, int], tuple[Int64s, Int32s]] = {}
+        """For a table and the first id of a part: the rows that stand behind rows with higher ids, by their
+        places in the part, and their ids, counted from the first. The other rows stand in the order of their
+        ids."""
         self._facts = dict(self.rows("select name, value from store.facts"))
 
     def fact(self, name: str) -> Any:
@@ -118,17 +123,29 @@ class Store:
 
     def by_id(self, table: str, columns: Sequence[str]) -> dict[str, Any]:
         """Columns of a table of spans in the order of their ids, which count from 0."""
-        names = ", ".join(dict.fromkeys(("id", *columns)))
-        count, whole = self.count(table), dict[str, Any]()
-        # An answer is made as a whole before it becomes an array: parts take less memory.
-        for first in range(0, count, _ROWS_AT_ONCE):
-            found = self.columns(
-                f'select {names} from store."{table}" where id >= {first} and id < {first + _ROWS_AT_ONCE}'
-            )
-            for name in columns:
-                whole.setdefault(name, np.empty(count, found[name].dtype))[found["id"]] = found[name]
+        names, count, whole = ", ".join(columns), self.count(table), dict[str, Any]()
         if not count:
             return self.columns(f'select {names} from store."{table}"')
+        # An answer is made as a whole before it becomes an array: parts take less memory.
+        for first in range(0, count, _ROWS_AT_ONCE):
+            where = f'from store."{table}" where id >= {first} and id < {first + _ROWS_AT_ONCE}'
+            if (table, first) not in self._late:
+                ids = self.columns(f"select id {where}")["id"] - first
+                at = np.flatnonzero(ids < np.maximum.accumulate(ids))
+                self._late[table, first] = at, ids[at]
+            at, ids = self._late[table, first]
+            found = self.columns(f"select {names} {where}")
+            for name in columns:
+                written = found[name]
+                column = whole.setdefault(name, np.empty(count, written.dtype))
+                part = column[first : first + len(written)]
+                if not len(at):
+                    part[:] = written
+                    continue
+                others = np.ones(len(part), np.bool_)
+                others[ids] = False
+                part[others] = np.delete(written, at)
+                part[ids] = written[at]
         return whole
 
 

@@ -15,10 +15,18 @@ import orjson
 
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
-from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.store.args import is_odd
-from tracepipe.store.spans import KINDS
+from tracepipe.store.args import (
+    address_in,
+    integer,
+    is_odd,
+    json_of,
+    parsed,
+    result_in,
+    size_bytes_in,
+    three,
+)
+from tracepipe.store.schema import KINDS
 from tracepipe.store.tables import object_column
 
 if TYPE_CHECKING:
@@ -28,7 +36,6 @@ if TYPE_CHECKING:
 
 # The arguments that are parsed at a time.
 _AT_ONCE: Final = 1 << 10
-_INT64: Final = range(-(1 << 63), 1 << 63)
 _TIMES: Final = ("start_ns", "end_ns", "dur_ns", "kind")
 _THREAD: Final = ("pid", "tid", "cpu", "comm")
 _NESTING: Final = ("depth", "parent_row")
@@ -256,25 +263,22 @@ def create(run: Run) -> None:
 
 def _args(run: Run) -> Iterator[tuple[Any, ...]]:
     """The values of all arguments by their numbers."""
-    for number in range(run.args.count):
-        args = run.args.args(number)
-        text = run.args.json(number)
-        size = next((args[name] for name in SIZE_KEYS if name in args), None)
-        result, function = args.get("result", args.get("retval")), args.get("function")
-        address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
+    for number, recorded in enumerate(run.args.texts(np.arange(run.args.count))):
+        args, text = parsed(recorded), json_of(recorded)
+        function = args.get("function")
         if function is not None and not isinstance(function, str):
             function = orjson.dumps(function).decode()
         before = after = None
-        if text is not None and "source_ns" in args and not is_odd(run.args.text(number)):
+        if text is not None and "source_ns" in args and not is_odd(recorded):
             marked = orjson.dumps(args | {"source_ns": _MARK}).decode()
             before, _, after = marked.partition(f'"source_ns":{_MARK}')
-        sides = [side for key in ("grid", "block") for side in run.args.three(args.get(key)) or (None,) * 3]
+        sides = [side for key in ("grid", "block") for side in three(args.get(key)) or (None,) * 3]
         yield (
             number,
             text,
-            size if type(size) is int and size in _INT64 else None,
-            result if type(result) is int and result in _INT64 else None,
-            None if address is None else _unicode(str(address)),
+            integer(size_bytes_in(args)),
+            integer(result_in(args)),
+            address_in(args),
             None if function is None else _unicode(function),
             None if function is None else _unicode(short_kernel_name(function)),
             before,
