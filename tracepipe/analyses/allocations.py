@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from tracepipe.analyses.cuda_calls import rows_by_effect, values_by_names
+from tracepipe.analyses.cuda_calls import rows_by_effect, rows_named, values_by_names
 from tracepipe.analyses.gpu_work import outermost_rows
 from tracepipe.event.columns import NONE, Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
@@ -147,14 +147,15 @@ def _events(run: Run, from_calls: bool, sites: bool) -> Iterator[_Event]:
     rows = np.concatenate([by_effect[effect] for effect in _EFFECTS])
     effects = [effect for effect in _EFFECTS for _ in range(len(by_effect[effect]))]
     of_memory = np.where(memory.kind == UNCLOSED, memory.start_ns, memory.end_ns)
-    at_ns = np.concatenate([of_memory, calls.end_ns[rows]])
+    own = calls.rows(rows, "shape", "args", "end_args", "kind", "end_ns")
+    at_ns = np.concatenate([of_memory, own.end_ns])
     order = np.argsort(at_ns, kind="stable")
     shape, args, end_args = (
-        np.concatenate([getattr(memory, name), getattr(calls, name)[rows]])[order]
+        np.concatenate([getattr(memory, name), getattr(own, name)])[order]
         for name in ("shape", "args", "end_args")
     )
     at_ns, places = at_ns[order], (order - len(memory)).tolist()
-    is_open = (calls.kind[rows] == UNCLOSED).tolist()
+    is_open = (own.kind == UNCLOSED).tolist()
     every = np.arange(len(shapes), dtype=np.int32)
     of_shape, _ = number_rows(shapes.column("pid", every), shapes.column("tid", every))
     outer: list[str | None] = [None] * len(rows)
@@ -267,19 +268,20 @@ def _gpus(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s, gpus: Int64s) 
     known = run.facts.footer.gpus or run.facts.header.gpus
     if len(known) == 1 and isinstance(known[0].get("index"), int):
         return _optional(np.where(gpus == NONE, known[0]["index"], gpus))
-    calls = run.layer("userspace")
-    rows = np.flatnonzero(run.has("name", "cudaSetDevice", calls))
-    result, has_result = run.args.result(calls.args[rows], calls.end_args[rows])
-    rows = rows[~has_result | (result == 0)]
-    devices = run.args.values(calls.args[rows], lambda args: _whole(args.get("device")))
-    rows = rows[[device is not None for device in devices]]
-    if not len(rows):
+    if not (gpus == NONE).any():
         return _optional(gpus)
-    device = np.array([device for device in devices if device is not None], np.int64)
-    by_time = np.argsort(calls.end_ns[rows], kind="stable")
-    rows, device = rows[by_time], device[by_time]
-    by_thread = RowsByNumber(of_shape[calls.shape[rows]])
-    chosen = _last_before(by_thread, calls.end_ns[rows], threads, at_ns, side="right")
+    rows = rows_named(run, "userspace", lambda name: name == "cudaSetDevice")
+    calls = run.layer("userspace").rows(rows, "shape", "args", "end_args", "end_ns")
+    result, has_result = run.args.result(calls.args, calls.end_args)
+    given = run.args.values(calls.args, lambda args: _whole(args.get("device")))
+    has_device = np.array([device is not None for device in given], np.bool_)
+    chosen_by = np.flatnonzero(has_device & (~has_result | (result == 0)))
+    if not len(chosen_by):
+        return _optional(gpus)
+    chosen_by = chosen_by[np.argsort(calls.end_ns[chosen_by], kind="stable")]
+    device = np.array([given[at] for at in chosen_by.tolist()], np.int64)
+    by_thread = RowsByNumber(of_shape[calls.shape[chosen_by]])
+    chosen = _last_before(by_thread, calls.end_ns[chosen_by], threads, at_ns, side="right")
     # A thread that did not choose a device uses device 0.
     return _optional(np.where(gpus == NONE, np.where(chosen == NONE, 0, device[chosen]), gpus))
 

@@ -74,7 +74,7 @@ def _first_of(run: Run, shapes: Bools) -> Int64s:
     while len(climbing):
         is_inside[climbing] = np.isin(above[climbing], rows)
         climbing = climbing[~is_inside[climbing]]
-        above[climbing] = run.layer("userspace").parent[above[climbing]]
+        above[climbing] = run.layer("userspace").rows(above[climbing], "parent").parent
         climbing = climbing[above[climbing] != NONE]
     return rows[~is_inside]
 

@@ -11,29 +11,18 @@ from tracepipe.event.groups import largest, sums_by
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Layer, Run
-from tracepipe.store.schema import FROM_DURATION, INSTANT, NO_BEGIN, SPAN
+from tracepipe.store.schema import FROM_DURATION, IS_CALL, IS_TIMED, LENGTHS, SPAN
 from tracepipe.store.views import LAYER_TEXT
 
 SORTS: Final = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
-IS_TIMED: Final = f"x.kind in ({SPAN}, {FROM_DURATION})"
-"""Whether the length of a row `x` of a table of spans is known."""
-IS_CALL: Final = f"x.kind <> {NO_BEGIN}"
-"""Whether such a row is a call, not an end without a begin."""
-IS_OUTERMOST: Final = f"x.parent = -1 and x.kind <> {INSTANT}"
-"""Whether such a row is inside no other slice: the lengths of these can be summed."""
-_SPREAD: Final = f"""count(*) as calls, count(*) filter ({IS_TIMED}) as known,
-    sum(x.end_ns - x.start_ns) filter ({IS_TIMED})::bigint as total,
-    quantile_disc(x.end_ns - x.start_ns, [0.50, 0.95, 0.99]) filter ({IS_TIMED}) as percentiles,
-    max(x.end_ns - x.start_ns) filter ({IS_TIMED}) as longest"""
-"""Count, number of known lengths, and their distribution, of rows `x`."""
 _MEASURES: Final = {
-    "total": "total",
+    "total": "total_ns",
     "count": "calls",
-    "mean": "round_even(total / known, 0)",
+    "mean": "round_even(total_ns / known, 0)",
     "p50": "percentiles[1]",
     "p95": "percentiles[2]",
     "p99": "percentiles[3]",
-    "max": "longest",
+    "max": "max_ns",
 }
 
 
@@ -54,16 +43,11 @@ def functions_of(run: Run, table: str, sort: str, top: int) -> Functions:
     """
     order = "name" if sort == "name" else f"coalesce({_MEASURES[sort]}, -1) desc"
     rows = run.store.rows(
-        f"""with functions as (
-            select s.name_text, s.layer as layer_number, {_SPREAD}
-            from store."{table}" x join store.shapes s using (shape)
-            where {IS_CALL} and s.name_text not in (select number from store.texts where text = '{RUNNING}')
-            group by all)
-        select n.text as name, {LAYER_TEXT.replace("s.layer", "f.layer_number")} as layer, calls, known,
-        total,
-            percentiles, longest, count(*) over () as functions, sum(total) over ()::bigint as whole_ns
-        from functions f join store.texts n on f.name_text = n.number
-        left join store.texts l on -1 - f.layer_number = l.number
+        f"""select n.text as name, {LAYER_TEXT.replace("s.layer", "f.of_layer")} as layer, calls, known,
+            total_ns, percentiles, max_ns, count(*) over () as functions, sum(total_ns) over () as whole_ns
+        from store.lengths f join store.texts n on f.name_text = n.number
+        left join store.texts l on -1 - f.of_layer = l.number
+        where f.layer = '{table}' and n.text <> '{RUNNING}'
         order by {order}, calls desc, layer, name {f"limit {top}" if top > 0 else ""}"""
     )
     found = [(name, layer, calls, *cells_of(*spread)) for name, layer, calls, *spread, _, _ in rows]
@@ -71,11 +55,24 @@ def functions_of(run: Run, table: str, sort: str, top: int) -> Functions:
     return Functions(found, count - len(found), whole_ns or 0)
 
 
-def spread_of(run: Run, table: str, where: str) -> tuple[Any, ...]:
-    """How many rows `x` of a table of spans fulfil a condition in SQL, and the cells of
+def activity_of(run: Run, table: str) -> tuple[Any, ...]:
+    """How many calls of a layer there are in `schema.FUNCTIONS`, and the cells of
     `distribution.LENGTH_COLUMNS` of their known lengths.
     """
-    ((calls, *spread),) = run.store.rows(f'select {_SPREAD} from store."{table}" x where {where}')
+    ((calls, *spread),) = run.store.rows(
+        f"select {', '.join(LENGTHS)} from store.lengths where layer = '{table}' and name_text is null"
+    )
+    return calls, *cells_of(*spread)
+
+
+def calls_of(run: Run, table: str, shapes: str) -> tuple[Any, ...]:
+    """How many calls of a layer have the shapes `s` that fulfil a condition in SQL, and the cells of
+    `distribution.LENGTH_COLUMNS` of their known lengths.
+    """
+    ((calls, *spread),) = run.store.rows(
+        f"""select {", ".join(LENGTHS.values())} from store."{table}" x
+        where {IS_CALL} and x.shape in (select s.shape from store.shapes s where {shapes})"""
+    )
     return calls, *cells_of(*spread)
 
 

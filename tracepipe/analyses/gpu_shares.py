@@ -85,14 +85,14 @@ def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
             stretches_of(work, kinds, rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
         )
         call = work.call[rows]
-        of_calls = run.shapes.column("pid", calls.shape[call[call != NONE]])
+        of_calls = run.shapes.column("pid", calls.rows(call[call != NONE], "shape").shape)
         pids = {*distinct(of_calls).tolist(), *distinct(work.pid[rows]).tolist()} - {NONE}
         # The gaps for which the call that launched the next work is known.
         following = idle.gaps.following + rows.start
         tops = outermost_rows(run, work.call[following])
         known = np.flatnonzero((tops != NONE) & ~work.by_order[following])
         start_ns, end_ns = idle.gaps.start_ns[known], idle.gaps.end_ns[known]
-        asked_ns = np.clip(calls.start_ns[tops[known]], start_ns, end_ns)
+        asked_ns = np.clip(calls.rows(tops[known], "start_ns").start_ns, start_ns, end_ns)
         found.append(
             Shares(
                 gpu,

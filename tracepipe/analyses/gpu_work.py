@@ -196,5 +196,5 @@ def outermost_rows(run: Run, rows: Ints) -> Int64s:
     """The rows of the outermost calls around some rows of calls, NONE for NONE. Shapes `(n,)`."""
     known = rows != NONE
     found = rows.astype(np.int64)
-    found[known] = run.layer("userspace").top[found[known]]
+    found[known] = run.layer("userspace").rows(found[known], "top").top
     return found

@@ -27,10 +27,11 @@ def delays_of(run: Run, work: Work, rows: slice) -> Delays:
     calls = run.layer("userspace")
     tops = outermost_rows(run, work.call[rows])
     own = np.flatnonzero((tops != NONE) & ~work.by_order[rows])
-    own = own[calls.has_length[tops[own]]]
+    own = own[calls.rows(tops[own], "kind").has_length]
     # The first work of each call, in the order of the work.
     own = np.sort(own[np.unique(tops[own], return_index=True)[1]])
-    began_ns, asked_ns = work.start_ns[rows][own], np.sort(calls.start_ns[tops[own]])
+    asking = calls.rows(tops[own], "start_ns", "end_ns")
+    began_ns, asked_ns = work.start_ns[rows][own], np.sort(asking.start_ns)
     # Work that starts before its call, by an error of the clocks, would make the queue shorter than 1.
     depth = np.maximum(np.arange(1, len(own) + 1) - np.searchsorted(began_ns, asked_ns), 1)
-    return Delays(np.maximum(began_ns - calls.end_ns[tops[own]], 0), depth)
+    return Delays(np.maximum(began_ns - asking.end_ns, 0), depth)

@@ -11,7 +11,6 @@ import numpy as np
 
 from tracepipe.analyses.breakdown import HOOKED
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.analyses.functions import IS_OUTERMOST, IS_TIMED
 from tracepipe.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
 from tracepipe.analyses.gpu_contexts import context_tables
 from tracepipe.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
@@ -23,6 +22,7 @@ from tracepipe.event.groups import run_starts
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
+from tracepipe.store.schema import IS_OUTERMOST, IS_TIMED
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 # The most threads whose states are listed.

@@ -14,13 +14,11 @@ from tracepipe.analyses.breakdown import hooked_title
 from tracepipe.analyses.cuda_calls import launching
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import (
-    IS_CALL,
-    IS_OUTERMOST,
-    IS_TIMED,
     SORTS,
+    activity_of,
+    calls_of,
     functions_of,
     slowest_calls,
-    spread_of,
 )  # fmt: skip
 from tracepipe.analyses.glance import figures, glance_of, gpu_time, sentences
 from tracepipe.analyses.kernel_counters import kernel_counters
@@ -32,7 +30,7 @@ from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.store.run import Run
-from tracepipe.store.schema import INSTANT
+from tracepipe.store.schema import INSTANT, IS_CALL, IS_TIMED
 from tracepipe.units import counted
 
 _COUNT = Column("count", "count", "count")
@@ -112,33 +110,31 @@ def _activities(run: Run) -> Table:
 
 
 def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
-    is_call = f"{IS_CALL} and {IS_OUTERMOST}"
+    def whole(title: str, table: str) -> tuple[Any, ...]:
+        return (title, *activity_of(run, table))
 
-    def row(title: str, table: str, where: str) -> tuple[Any, ...]:
-        return (title, *spread_of(run, table, where))
+    def some(title: str, table: str, shapes: str) -> tuple[Any, ...]:
+        return (title, *calls_of(run, table, shapes))
 
     def named(name: str) -> str:
-        number = run.shapes.number_of("name", name)
-        return f"x.shape in (select shape from store.shapes where name_text = {number})"
+        return f"s.name_text = {run.shapes.number_of('name', name)}"
 
-    yield row("CUDA API calls", "userspace", is_call)
     ((inside, events),) = run.store.rows(
         f"""select coalesce(sum(rows) filter (layer = 'userspace' and {IS_CALL} and not is_outermost), 0),
-        coalesce(sum(rows) filter (layer = 'scheduler' and kind = {INSTANT}), 0) from {run.shape_sums} x"""
+        coalesce(sum(rows) filter (layer = 'scheduler' and kind = {INSTANT}), 0) from store.shape_sums x"""
     )
+    yield whole("CUDA API calls", "userspace")
     yield ("  calls inside those", inside, *_NO_LENGTHS)
-    calls = run.layer("userspace")
     launches = launching(run)
-    yield ("kernel launches", len(launches), *of_values(calls.lengths_ns(launches)))
-    yield row(hooked_title(run), "hook", is_call)
-    yield row("system calls", "syscall", IS_CALL)
-    yield row("  ioctl", "syscall", f"{IS_CALL} and {named('ioctl')}")
-    yield row("driver functions", "kernel", is_call)
-    of_layer = f"x.shape in (select shape from store.shapes where layer = {LAYERS.index('scheduler')})"
-    yield row("scheduler calls", "kernel", f"{IS_CALL} and {of_layer}")
+    yield ("kernel launches", len(launches), *of_values(run.layer("userspace").lengths_ns(launches)))
+    yield whole(hooked_title(run), "hook")
+    yield whole("system calls", "syscall")
+    yield some("  ioctl", "syscall", named("ioctl"))
+    yield whole("driver functions", "kernel")
+    yield some("scheduler calls", "kernel", f"s.layer = {LAYERS.index('scheduler')}")
     yield ("scheduler events", events, *_NO_LENGTHS)
-    yield row("threads running", "scheduler", named(RUNNING))
-    yield row("GPU kernels", "gpu_kernel", IS_CALL)
+    yield some("threads running", "scheduler", named(RUNNING))
+    yield whole("GPU kernels", "gpu_kernel")
     yield ("GPU warps", len(run.warp_table), *of_values(run.warp_table.stays_ns()))
     yield ("GPU thread events", run.store.count("gpu_thread"), *_NO_LENGTHS)
 
@@ -160,12 +156,12 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     )
     sums = ", ".join(
         f"""coalesce(sum(rows) filter ({which}), 0)::bigint,
-        sum(total_ns) filter ({which} and {IS_TIMED})::bigint"""
+        sum(total_ns) filter ({which} and {IS_TIMED})"""
         for which in conditions
     )
     found = run.store.rows(
         f"""select s.pid, count(distinct s.tid) filter (x.layer <> 'gpu_kernel' and s.tid <> -1), {sums},
-        count(*) over () from {run.shape_sums} x join store.shapes s using (shape)
+        count(*) over () from store.shape_sums x join store.shapes s using (shape)
         where x.layer in {_OF_PROCESSES} group by s.pid
         order by sum(rows) desc, s.pid desc {f"limit {options.top}" if options.top > 0 else ""}"""
     )

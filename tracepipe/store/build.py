@@ -382,6 +382,7 @@ class _Building:
         account.outcomes = nesting.outcomes
         self._put_facts(account, header, footer, trace_clock, start_ns, end_ns)
         self._put_shapes(shapes)
+        self._writer.sum_up()
 
     def _settle(self, table: str, rows: SpanRows, kinds: Kinds) -> None:
         """Give rows with overlap tracks their callers, and number all rows in the order of their starts."""

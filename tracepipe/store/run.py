@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, wraps
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -20,7 +20,7 @@ from tracepipe.store import views
 from tracepipe.store.args import ArgsTable
 from tracepipe.store.cache import forget, kept_or_built
 from tracepipe.store.samples import SERIES, GpuSamples
-from tracepipe.store.schema import FRAMES, FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN, SPANS
+from tracepipe.store.schema import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN, SPANS
 from tracepipe.store.shapes import ShapeTable
 from tracepipe.store.stalls import StallTable
 from tracepipe.store.store import Facts, Store, stacks_of
@@ -40,6 +40,8 @@ __all__ = ["Facts", "Layer", "Run", "load_run"]
 _OPTIONAL: Final = {
     "launch": "launch", "stack": "stack", "source_ns": "moved", "end_source_ns": "moved", "bound_ns": "moved",
 }  # fmt: skip
+# A question about a few rows takes as long as reading a column and a half.
+_FEW: Final = 16
 # <malloc.h>: the option for the size from which an allocation has a separate mapping, and that size.
 _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 # What DuckDB may use for the questions of users.
@@ -110,6 +112,14 @@ class Layer:
         setattr(self, name, column)
         return column
 
+    def read(self, rows: Ints, columns: Sequence[str]) -> dict[str, Any]:
+        """Columns of some rows, which are sorted and different, without reading the rest."""
+        names = ", ".join(columns)
+        return self._store.columns(
+            f'select {names} from store."{self._table}" where id in (select id from wanted) order by id',
+            wanted={"id": rows.astype(np.int32)},
+        )
+
     @cached_property
     def index(self) -> Int32s | None:
         """The index of a block and that of a thread in it, x, y and z each, for events of single threads of a
@@ -139,26 +149,40 @@ class Layer:
         outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
         return outermost
 
-    def rows(self, rows: Ints | slice) -> LayerRows:
-        """Some rows, in which `parent` is still a row of the whole layer."""
-        return LayerRows(self, rows)
+    def rows(self, rows: Ints | slice, *columns: str) -> LayerRows:
+        """Some rows, in which `parent` is still a row of the whole layer. Of few rows, the named columns are
+        read at once, and only there.
+        """
+        return LayerRows(self, rows, columns)
 
     def lengths_ns(self, rows: Ints | Bools) -> Int64s:
         """The known lengths of some rows, which are flags or row numbers. Shape `(known,)`."""
-        some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
-        lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
+        numbers: Ints = np.flatnonzero(rows) if rows.dtype == np.bool_ else cast("Ints", rows)
+        some = self.rows(numbers, "kind", "start_ns", "end_ns")
+        lengths_ns: Int64s = (some.end_ns - some.start_ns)[some.has_length]
         return lengths_ns
 
 
 class LayerRows:
     """Some rows of a layer. It has the same columns."""
 
-    def __init__(self, layer: Layer, rows: Ints | slice) -> None:
+    def __init__(self, layer: Layer, rows: Ints | slice, columns: Sequence[str] = ()) -> None:
         self._layer, self._rows = layer, rows
+        unread = [name for name in columns if name not in layer.__dict__]
+        if unread and not isinstance(rows, slice) and len(rows) * _FEW < len(layer):
+            ids, at = np.unique(rows, return_inverse=True)
+            for name, column in layer.read(ids, unread).items():
+                setattr(self, name, column[at])
 
     def __getattr__(self, name: str) -> Any:
         column = getattr(self._layer, name)
         return None if column is None else column[self._rows]
+
+    @property
+    def has_length(self) -> Bools:
+        """Flags the rows whose length is known."""
+        known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
+        return known
 
 
 SPAN_KINDS: Final[dict[str, Any]] = {
@@ -233,23 +257,9 @@ class Run:
     def used_shapes(self, name: str) -> Bools:
         """Flags the shapes that rows of a layer have. Shape `(shapes,)`."""
         used = np.zeros(len(self.shapes), np.bool_)
-        found = self.store.columns(f"select shape from {self.shape_sums} where layer = '{name}'")
+        found = self.store.columns(f"select shape from store.shape_sums where layer = '{name}'")
         used[found["shape"]] = True
         return used
-
-    @cached_property
-    def shape_sums(self) -> str:
-        """The name of a table with the sums of rows that have one layer, shape, kind, and are outermost or
-        not: layer, shape, kind, is_outermost, rows, total_ns.
-        """
-        sums = (
-            f"""select '{name}' as layer, shape, kind, parent = -1 as is_outermost, count(*) as rows,
-            sum(end_ns - start_ns)::bigint as total_ns from store."{name}" group by all"""
-            for name in FRAMES
-            if name != "gpu_thread"
-        )
-        self.store.rows(f"create table shape_sums as {' union all '.join(sums)}")
-        return "shape_sums"
 
     def values(self, name: str, rows: Ints | slice, *columns: str) -> dict[str, list[Any]]:
         """A few columns of some rows of a layer as lists, None where a value is not known: those of `Shape`

@@ -7,7 +7,7 @@ from typing import Final
 from tracepipe.event.model import LAYERS
 from tracepipe.store.samples import SERIES
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Goes up whenever a table or a rule that fills one changes: stores of another version are made again."""
 FRAMES: Final = tuple(layer for layer in LAYERS if layer != "gpu_warp")  # warps have separate columns
 """The tables of spans, and `gpu_thread`."""
@@ -62,6 +62,30 @@ SHAPES: Final = {
     "has_dur": "BOOLEAN",
     "has_launch": "BOOLEAN",
 }  # fmt: skip
+IS_TIMED: Final = f"x.kind in ({SPAN}, {FROM_DURATION})"
+"""Whether the length of a row `x` of a table of spans is known."""
+IS_CALL: Final = f"x.kind <> {NO_BEGIN}"
+"""Whether such a row is a call, not an end without a begin."""
+IS_OUTERMOST: Final = f"x.parent = -1 and x.kind <> {INSTANT}"
+"""Whether such a row is inside no other slice: the lengths of these can be summed."""
+LENGTHS: Final = {
+    "calls": "count(*)",
+    "known": f"count(*) filter ({IS_TIMED})",
+    "total_ns": f"sum(x.end_ns - x.start_ns) filter ({IS_TIMED})",
+    "percentiles": f"quantile_disc(x.end_ns - x.start_ns, [0.50, 0.95, 0.99]) filter ({IS_TIMED})",
+    "max_ns": f"max(x.end_ns - x.start_ns) filter ({IS_TIMED})",
+}
+"""How many rows `x` there are, and how many with known lengths, whose distribution the rest is."""
+FUNCTIONS: Final = {
+    "userspace": f"{IS_CALL} and {IS_OUTERMOST}",
+    "hook": f"{IS_CALL} and {IS_OUTERMOST}",
+    "kernel": f"{IS_CALL} and {IS_OUTERMOST}",
+    "syscall": IS_CALL,
+    "gpu_kernel": IS_CALL,
+    "scheduler": IS_CALL,
+    "annotation": IS_CALL,
+}
+"""The tables of spans whose rows are functions, and those of them that count as its activity."""
 TABLES: Final[dict[str, dict[str, str]]] = {
     **{name: SPANS for name in FRAMES if name != "gpu_thread"},
     # What the events of single threads of a GPU have.
@@ -125,6 +149,27 @@ TABLES: Final[dict[str, dict[str, str]]] = {
         "start_ns": "BIGINT",
         "end_ns": "BIGINT",
         **dict.fromkeys(SERIES, "DOUBLE"),
+    },
+    # The sums of the rows of a table of spans with one shape and kind.
+    "shape_sums": {
+        "layer": "VARCHAR",
+        "shape": "INTEGER",
+        "kind": "UTINYINT",
+        "is_outermost": "BOOLEAN",
+        "rows": "BIGINT",
+        "total_ns": "HUGEINT",
+    },
+    # `LENGTHS` of the calls of each function of a table of `FUNCTIONS`: those with one name and layer. And of
+    # all of the table's activity, without a name.
+    "lengths": {
+        "layer": "VARCHAR",
+        "name_text": "INTEGER",
+        "of_layer": "INTEGER",
+        "calls": "BIGINT",
+        "known": "BIGINT",
+        "total_ns": "HUGEINT",
+        "percentiles": "BIGINT[]",
+        "max_ns": "BIGINT",
     },
     "facts": {"name": "VARCHAR", "value": "VARCHAR"},  # JSON
 }

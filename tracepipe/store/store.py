@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,14 +16,14 @@ from tracepipe.event.model import Footer, Header, Problem
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.recording.account import Account
-from tracepipe.store.tables import connect_to_ask
+from tracepipe.store.tables import MEMORY_MB_MAX, connect_to_ask
 
 # The rows that are fetched at a time.
 _ROWS_AT_ONCE = 1 << 20
 # What DuckDB may use for questions at first, of which it keeps the tables that it read; a question that
 # needs more
 # gets more. It takes some 70 MB that it does not count.
-_MEMORY_MB, _MEMORY_MB_MAX = 96, 64_000
+_MEMORY_MB: Final = 96
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Store:
             try:
                 return question()
             except duckdb.OutOfMemoryException as error:
-                if self._memory_mb > _MEMORY_MB_MAX or "bad allocation" in str(error):
+                if self._memory_mb > MEMORY_MB_MAX or "bad allocation" in str(error):
                     raise MemoryError from error
                 self._memory_mb *= 4
                 self._con.execute(f"set memory_limit = '{self._memory_mb}MB'")

@@ -15,7 +15,7 @@ import numpy as np
 from tracepipe.errors import LibraryMissing, OutputError, TracepipeError
 from tracepipe.event.columns import Int32s, Ints
 from tracepipe.store.numbered import Numbered
-from tracepipe.store.schema import SPANS, TABLES
+from tracepipe.store.schema import FRAMES, FUNCTIONS, IS_CALL, LENGTHS, SPANS, TABLES
 
 # Connections must not write to the same temporary files.
 _CONNECTIONS = count()
@@ -25,6 +25,8 @@ _MORE_ROOM: Final = "Name a folder with room in TRACEPIPE_CACHE, or in TMPDIR."
 _ROWS_A_COMMIT: Final = 500_000
 # What DuckDB may use. It takes some 70 MB more, which it does not count.
 _WRITING_MB: Final = 100
+# The most that it may ever use.
+MEMORY_MB_MAX: Final = 64_000
 _TEXTS_AT_ONCE: Final = 1 << 14
 _RENUMBERED_AT_ONCE: Final = 1 << 17
 _RENUMBERED: Final = ("id", "parent", "depth", "top")
@@ -151,6 +153,45 @@ class Writer:
             numbers = range(start, min(start + _TEXTS_AT_ONCE, len(texts)))
             some = np.array([texts[at].decode("utf-8", "replace") for at in numbers], object)
             self.put(table, {"number": np.arange(numbers.start, numbers.stop, dtype=np.int32), "text": some})
+
+    def sum_up(self) -> None:
+        """Write the tables of sums. Everything else is written."""
+        lengths = ", ".join(LENGTHS.values())
+        for table in FRAMES:
+            if table != "gpu_thread":
+                self._summed(
+                    f"""insert into shape_sums select '{table}', shape, kind, parent = -1, count(*),
+                    sum(end_ns - start_ns) from "{table}" group by all"""
+                )
+        for table, activity in FUNCTIONS.items():
+            self._summed(
+                f"""insert into lengths select '{table}', s.name_text, s.layer, {lengths}
+                from "{table}" x join shapes s using (shape) where {IS_CALL} group by all"""
+            )
+            self._summed(
+                f"""insert into lengths select '{table}', null, null, {lengths} from "{table}" x
+                where {activity}"""
+            )
+
+    def _summed(self, sql: str) -> None:
+        """Run a statement, with more memory where it has too little: percentiles need all lengths at once."""
+        import duckdb
+
+        memory_mb = _WRITING_MB
+        while True:
+            self._execute("commit")
+            self._execute("begin")
+            try:
+                self._con.execute(sql)
+                return
+            except duckdb.OutOfMemoryException as e:
+                if memory_mb > MEMORY_MB_MAX or "bad allocation" in str(e):
+                    raise MemoryError(_first_line(e)) from e
+                self._execute("rollback")
+                self._execute(f"set memory_limit = '{(memory_mb := memory_mb * 4)}MB'")
+                self._execute("begin")
+            except duckdb.Error as e:
+                raise _refused(e) from e
 
     def by_id(self, table: str, columns: Sequence[str]) -> dict[str, Any]:
         """Columns of a table of spans in the order of its ids, which count from 0."""
