@@ -39,9 +39,8 @@ from tracepipe.store.args import ArgsTable, ArgsWriter
 from tracepipe.store.build import ShapeNumbers
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.run import Run, load_run
-from tracepipe.store.schema import FRAMES, GROUPS, SHAPES, SPANS
+from tracepipe.store.schema import FRAMES, GROUPS, KINDS, SHAPES, SPANS
 from tracepipe.store.shapes import NO_SUCH, ShapeTable
-from tracepipe.store.schema import KINDS
 from tracepipe.store.store import Store
 from tracepipe.store.tables import Writer
 

@@ -11,7 +11,7 @@ from tracepipe.event.groups import largest, sums_by
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Layer, Run
-from tracepipe.store.schema import FROM_DURATION, IS_CALL, IS_TIMED, LENGTHS, SPAN
+from tracepipe.store.schema import IS_CALL, IS_TIMED, LENGTHS
 from tracepipe.store.views import LAYER_TEXT
 
 SORTS: Final = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")

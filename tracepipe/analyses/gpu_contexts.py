@@ -84,7 +84,7 @@ def _of_processes(run: Run, work: Work) -> Iterator[_Point]:
 
 def _of_rows(run: Run, name: str, rows: Ints, kind: int) -> Iterator[_Point]:
     """The calls at some rows of a layer as points."""
-    layer = run.layer(name).rows(rows)
+    layer = run.layer(name).rows(rows, "shape", "kind", "start_ns", "end_ns")
     gpus, tids = (run.shapes.numbers(key, layer.shape, NONE) for key in ("gpu", "tid"))
     lengths_ns = np.where(layer.has_length, layer.end_ns - layer.start_ns, NONE)
     columns = (column.tolist() for column in (layer.start_ns, gpus, tids, lengths_ns))

@@ -52,26 +52,30 @@ class _ByThread:
     """The spans of one kind by thread."""
 
     def __init__(self, run: Run, table: str, of_thread: Ints, shapes: Bools) -> None:
-        of_shape = of_thread[np.where(shapes, np.arange(len(shapes)), 0)].astype(np.int32)
-        of_shape[~shapes] = NONE
-        layer = run.store.by_id(table, ("shape", "kind", "parent"))
-        threads, kind = of_shape[layer["shape"]], layer["kind"]
-        rows = np.flatnonzero((threads != NONE) & (kind != INSTANT)).astype(np.int32)
-        flags = ((layer["parent"] == NONE) & (kind != NO_BEGIN)).astype(np.uint8) * np.uint8(_IS_OUTERMOST)
-        names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
-        flags |= (names == _ioctl(run))[layer["shape"]].astype(np.uint8) * np.uint8(_IS_IOCTL)
+        nobody = int(of_thread.max(initial=-1)) + 1
+        narrow = np.uint16 if nobody < 1 << 16 else np.int32
+        of_shape = np.where(shapes, of_thread, nobody).astype(narrow)
+        names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32)).astype(np.int32)
+
+        def column(name: str) -> Ints:
+            found: Ints = run.store.by_id(table, (name,))[name]
+            return found
+
+        # Columns are read one by one, as often as they are needed: all at once take much memory.
+        thread, kind = of_shape[column("shape")], column("kind")
+        thread[kind == INSTANT] = nobody
         # By thread; ids are in the order of starts, which a stable sort keeps.
-        thread = threads[rows]
-        narrow = thread.astype(np.uint16) if thread.max(initial=0) < 1 << 16 else thread
-        rows = rows[np.argsort(narrow, kind="stable")]
-        thread = threads[rows]
-        self._columns = {
-            "name": names[layer.pop("shape")[rows]].astype(np.int32),
-            "flags": flags[rows],
-        }
-        del layer, threads, kind, flags
+        order = np.argsort(thread, kind="stable").astype(np.int32)
+        thread = thread[order]
+        count = int(np.searchsorted(thread, nobody))
+        thread, order = thread[:count], order[:count]
+        flags = ((column("parent") == NONE) & (kind != NO_BEGIN)).astype(np.uint8) * np.uint8(_IS_OUTERMOST)
+        flags |= (names == _ioctl(run))[column("shape")].astype(np.uint8) * np.uint8(_IS_IOCTL)
+        self._columns = {"flags": flags[order]}
+        del kind, flags
+        self._columns["name"] = names[column("shape")[order]]
         for key in ("start_ns", "end_ns"):
-            self._columns[key] = run.store.by_id(table, (key,))[key][rows]
+            self._columns[key] = column(key)[order]
         self._threads, self._first = np.unique(thread, return_index=True)
         self._first = np.append(self._first, len(thread))
         self.any = len(thread) > 0

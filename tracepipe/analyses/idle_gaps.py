@@ -55,7 +55,7 @@ class IdleGaps:
         calls, known = self.call[rows], (self.call[rows] != NONE) & ~self.by_order[rows]
         if not known.any():
             return np.zeros(len(calls), np.int64), known
-        returned_ns = run.layer("userspace").end_ns[np.maximum(calls, 0)]
+        returned_ns = run.layer("userspace").rows(np.maximum(calls, 0), "end_ns").end_ns
         start_ns, end_ns = self.start_ns[rows], self.end_ns[rows]
         return np.where(known, end_ns - np.clip(returned_ns, start_ns, end_ns), 0), known
 
@@ -96,7 +96,7 @@ def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> Spent:
             "syscall": none, "dur_ns": gaps.dur_ns(nobody),
         }
     ]  # fmt: skip
-    shape = calls.shape[gaps.call[some]]
+    shape = calls.rows(gaps.call[some], "shape").shape
     # Gaps of several GPUs overlap each other, those of one do not.
     of, first = number_rows(gaps.gpu[some], shapes.column("pid", shape), shapes.column("tid", shape))
     for number, own in RowsByNumber(of, some):

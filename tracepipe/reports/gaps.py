@@ -22,7 +22,7 @@ from tracepipe.event.groups import run_starts
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
-from tracepipe.store.schema import IS_OUTERMOST, IS_TIMED
+from tracepipe.store.schema import INSTANT, IS_TIMED
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 # The most threads whose states are listed.
@@ -290,8 +290,9 @@ def _in_calls(run: Run) -> list[tuple[int, int, int]]:
     calls, in ns; the longest time first.
     """
     return run.store.rows(
-        f"""select s.pid, s.tid, coalesce(sum(x.end_ns - x.start_ns) filter ({IS_TIMED}), 0)::bigint as dur_ns
-        from store.userspace x join store.shapes s using (shape) where {IS_OUTERMOST} group by all
+        f"""select s.pid, s.tid, coalesce(sum(total_ns) filter ({IS_TIMED}), 0) as dur_ns
+        from store.shape_sums x join store.shapes s using (shape)
+        where x.layer = 'userspace' and x.is_outermost and x.kind <> {INSTANT} group by all
         order by dur_ns desc, s.tid, s.pid"""
     )
 

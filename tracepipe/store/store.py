@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ _ROWS_AT_ONCE = 1 << 20
 # What DuckDB may use for questions at first, of which it keeps the tables that it read; a question that
 # needs more
 # gets more. It takes some 70 MB that it does not count.
-_MEMORY_MB: Final = 96
+_MEMORY_MB: Final = 32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,17 +137,23 @@ class Store:
             at, ids = self._late[table, first]
             found = self.columns(f"select {names} {where}")
             for name in columns:
-                written = found[name]
+                written = found.pop(name)
                 column = whole.setdefault(name, np.empty(count, written.dtype))
-                part = column[first : first + len(written)]
-                if not len(at):
-                    part[:] = written
-                    continue
-                others = np.ones(len(part), np.bool_)
-                others[ids] = False
-                part[others] = np.delete(written, at)
-                part[ids] = written[at]
+                _sort_late(written, at, ids, column[first : first + len(written)])
         return whole
+
+
+def _sort_late(written: Any, at: Int64s, ids: Int32s, into: Any) -> None:
+    """Copy the rows of a part, as they are written, into the order of their ids. The rows `at` have these
+    `ids`; the others are in order.
+    """
+    into[ids] = written[at]
+    # Counting only the others: where rows are left out of what is written, and into what is sorted.
+    out, back = at - np.arange(len(at)), np.sort(ids) - np.arange(len(ids))
+    cuts = np.unique(np.concatenate(([0], out, back, [len(into) - len(at)])))
+    out_before, back_before = (np.searchsorted(of, cuts, "right").tolist() for of in (out, back))
+    for (begin, end), skipped, moved in zip(pairwise(cuts.tolist()), out_before, back_before, strict=False):
+        into[begin + moved : end + moved] = written[begin + skipped : end + skipped]
 
 
 def stacks_of(store: Store) -> Stacks:
