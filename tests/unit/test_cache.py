@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.recordings import HEADER, span
 from tracepipe.errors import InputError
+from tracepipe.store import build as store_build
 from tracepipe.store import cache
-from tracepipe.store import run as store_run
 from tracepipe.store.run import load_run
 
 
@@ -28,13 +28,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The paths of the recordings that were read."""
     read: list[str] = []
-    build = store_run.build
+    build = store_build.build
 
     def counted(folder: Path, path: str, *given: Any) -> None:
         read.append(path)
         build(folder, path, *given)
 
-    monkeypatch.setattr(store_run, "build", counted)
+    monkeypatch.setattr(store_build, "build", counted)
     return read
 
 

@@ -123,7 +123,8 @@ class _Arguments(NamedTuple):
             return cls(*(None,) * 6)
         totals = (_whole(args.get(name)) for name in ("total_bytes", "total_allocated"))
         size_bytes, result = integer(size_bytes_in(args)), integer(result_in(args))
-        return cls(size_bytes, result, _address(args), _text(args.get("call")), *totals)
+        known_bytes = size_bytes if size_bytes is not None and size_bytes >= 0 else None
+        return cls(known_bytes, result, _address(args), _text(args.get("call")), *totals)
 
 
 def allocations(run: Run, *, sites: bool = True) -> Allocations:
