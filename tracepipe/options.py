@@ -107,9 +107,7 @@ def regex(text: str) -> re.Pattern[str]:
 
 
 def options_of(kind: type, command: str = "") -> dict[str, tuple[Any, Option]]:
-    """Field → type and option, of a dataclass; those alone that another command `also` has, if one is
-    named.
-    """
+    """Field → type and option of a dataclass; with `command` those that it `also` has."""
     hints = get_type_hints(kind, include_extras=True)
     found = {field.name: get_args(hints[field.name]) for field in fields(kind)}
     return {

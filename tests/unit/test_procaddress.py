@@ -128,9 +128,15 @@ def test_a_file_that_is_not_a_library_is_noted(tmp_path: Path) -> None:
         [["cuInit", 0, 0], ["cuInit", 0, -5], ["cuInit", 0, 1 << 60], ["system", 0, 4]],
     ],
 )
-def test_answers_that_make_no_sense_are_left_out(answer: Any) -> None:
-    assert functions._named(answer, {"cuInit"}, size_bytes=4096) == []
-    assert functions._named([["cuInit", 0, 64]], {"cuInit"}, size_bytes=4096) == [("cuInit", 64)]
+def test_answers_that_make_no_sense_are_left_out(
+    answer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, notes = tmp_path / "libcuda.so.1", list[str]()
+    path.write_bytes(bytes(4096))
+    for given, found in ((answer, []), ([["cuInit", 0, 64]], [("cuInit", 64)])):
+        monkeypatch.setattr(functions, "_ask", lambda task, given=given: given)
+        assert handed_out(str(path), {"cuInit"}, notes.append) == found
+    assert not notes
 
 
 def test_the_user_as_which_the_library_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,9 +160,7 @@ class Trials:
         return build_sampler(toolchain)
 
     def core(self) -> tuple[str, str]:
-        """What runs the inner loops of a conversion, and the command that builds the native core, "" if it is
-        built.
-        """
+        """The inner loops' core or Python, and the command that builds the core, "" if it is built."""
         return native.state(), native.how_to_build()
 
 

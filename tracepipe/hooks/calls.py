@@ -41,9 +41,7 @@ class CallRule:
         return not any(word in function for word in self.without)
 
     def text(self) -> str:
-        """The rule in the form that GPU engines read: `keep=GetFunction,IpcGet without=Get,Peek`, or
-        `all`.
-        """
+        """The rule as GPU engines read it: `keep=GetFunction,IpcGet without=Get,Peek`, or `all`."""
         lists = {"keep": self.keep, "only": self.only, "without": self.without}
         return " ".join(f"{name}={','.join(words)}" for name, words in lists.items() if words) or "all"
 

@@ -80,9 +80,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Record the call only if the comparison of `argument` with `value` is true; `&` tests for a common
-    bit.
-    """
+    """Record the call only if `argument` compares so with `value`; `&` tests for a common bit."""
 
     argument: Argument
     operator: str

@@ -148,12 +148,13 @@ def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: 
     before, passed_ns = _counts_before(view), _passed_ns(snapshot, view)
     measured = [total.latencies if total.latencies.count else None for total in functions]
     rates = [_rate(total.count - before.get((total.layer, total.name), 0), passed_ns) for total in functions]
+    sizes = [size_text(total.size_bytes) if total.size_bytes else "" for total in functions]
     columns = [
         _Cells("layer", [total.layer for total in functions], 3, is_text=True),
         _Cells("function", [printable(total.name) for total in functions], is_text=True),
         _Cells("count", [f"{total.count:,}" for total in functions]),
         _Cells("per s", rates, 4),
-        *_sizes(functions),
+        *([_Cells("bytes", sizes, 5)] if any(sizes) else []),
         _Cells("total", [duration_text(m.total_ns) if m else "" for m in measured]),
         _Cells("p50", [duration_text(m.percentile_ns(50)) if m else "" for m in measured]),
         _Cells("p95", [duration_text(m.percentile_ns(95)) if m else "" for m in measured], 6),
@@ -161,7 +162,14 @@ def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: 
     ]
     if any(total.open_count for total in functions):
         now_ns = snapshot.now_ns
-        columns.append(_Cells("in progress", [_in_progress(total, now_ns) for total in functions], 5))
+        # `2 for 3.20 s`: the number of open calls, and how long the oldest has taken so far.
+        progress = [
+            f"{total.open_count} for {duration_text(max(0, now_ns - total.oldest_ns))}"
+            if total.open_count
+            else ""
+            for total in functions
+        ]
+        columns.append(_Cells("in progress", progress, 5))
     if any(total.unmeasured for total in functions):
         unmeasured = [f"{total.unmeasured:,}" if total.unmeasured else "" for total in functions]
         columns.append(_Cells("no latency", unmeasured, 2))
@@ -175,21 +183,15 @@ def _by_time(snapshot: Snapshot) -> list[ThreadTotal]:
     return sorted(snapshot.threads, key=lambda thread: -thread.running_ns)
 
 
-def _sizes(functions: list[FunctionTotal]) -> Iterator[_Cells]:
-    """The bytes that calls allocated, copied or set, if there are any."""
-    if any(total.size_bytes for total in functions):
-        cells = [size_text(total.size_bytes) if total.size_bytes else "" for total in functions]
-        yield _Cells("bytes", cells, 5)
-
-
 def _thread_columns(snapshot: Snapshot) -> list[_Cells]:
     threads = _by_time(snapshot)[:_THREADS_SHOWN]
     elapsed_ns = max(1, snapshot.now_ns - snapshot.start_ns)
     reasons = {reason for thread in threads for reason in thread.waits}
     last = [reason for reason in (PREEMPTED, FOR_A_PROCESSOR) if reason in reasons]
     waits = [*sorted(reasons - set(last), reverse=True), *last]  # sleeping before disk
+    names = [f"{one.ended} {one.name}" if one.ended else one.name or "?" for one in threads]
     columns = [
-        _Cells("thread", [printable(_thread_name(thread)) for thread in threads], is_text=True),
+        _Cells("thread", [printable(name) for name in names], is_text=True),
         _Cells("pid", [str(thread.pid or "") for thread in threads], 1),
         _Cells("tid", [str(thread.tid or "") for thread in threads]),
         _Cells("running", [duration_text(thread.running_ns) for thread in threads]),
@@ -203,9 +205,7 @@ def _thread_columns(snapshot: Snapshot) -> list[_Cells]:
 
 
 def _table(columns: list[_Cells], width: int) -> Iterator[Line]:
-    """Rows under a head. If there is not enough room, columns are left out and names cut, but never
-    numbers.
-    """
+    """Rows under a head. Without enough room, columns are left out and names cut, never numbers."""
     name = next(column for column in columns if column.is_text and not column.spare)
 
     def columns_for_name(shown: list[_Cells]) -> int:
@@ -227,17 +227,6 @@ def _table(columns: list[_Cells], width: int) -> Iterator[Line]:
             columns_wide = name_width if column is name else column.width
             cells.append(cell.ljust(columns_wide) if column.is_text else cell.rjust(columns_wide))
         yield Line((" " * _GAP).join(cells)[:width].rstrip(), "head" if row < 0 else "")
-
-
-def _thread_name(thread: ThreadTotal) -> str:
-    return f"{thread.ended} {thread.name}" if thread.ended else thread.name or "?"
-
-
-def _in_progress(total: FunctionTotal, now_ns: int) -> str:
-    """`2 for 3.20 s`: the number of open calls, and how long the oldest has taken so far."""
-    if not total.open_count:
-        return ""
-    return f"{total.open_count} for {duration_text(max(0, now_ns - total.oldest_ns))}"
 
 
 def _bars(counts: list[int]) -> str:

@@ -36,7 +36,7 @@ from tracepipe.terminal.output import can_draw, is_ascii
 from tracepipe.tracer.live.totals import Snapshot
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Group
 
 _OUTPUT, _ERRORS = 1, 2
 _CHUNK_BYTES = 1 << 16
@@ -53,8 +53,12 @@ class CommandOutput:
         self.terminal = os.fdopen(saved, "w", encoding=stream.encoding, errors="replace")
         self._saved = {number: os.dup(number) for number in (_OUTPUT, _ERRORS) if os.isatty(number)}
         self._read, inherited = os.openpty()
-        _pass_bytes_through(inherited)
-        self._give_to_caller(inherited)
+        # No carriage return before a line feed, as the real terminal adds one.
+        attributes = termios.tcgetattr(inherited)
+        attributes[1] &= ~termios.OPOST
+        termios.tcsetattr(inherited, termios.TCSANOW, attributes)
+        if (ids := sudo_ids()) is not None:  # the command runs as the caller, who may open /dev/stdout again
+            os.fchown(inherited, ids.uid, -1)
         for number in self._saved:
             os.dup2(inherited, number)
         os.close(inherited)
@@ -97,23 +101,6 @@ class CommandOutput:
         os.close(self._read)
         return rest + self._decoder.decode(b"", final=True)
 
-    def close(self) -> None:
-        """Close this descriptor of the terminal; others stay open."""
-        self.terminal.close()
-
-    def _give_to_caller(self, inherited: int) -> None:
-        """Under sudo, the command runs as the caller, who may open /dev/stdout again."""
-        ids = sudo_ids()
-        if ids is not None:
-            os.fchown(inherited, ids.uid, -1)
-
-
-def _pass_bytes_through(descriptor: int) -> None:
-    """Turn off the carriage return before a line feed, as the real terminal adds one."""
-    attributes = termios.tcgetattr(descriptor)
-    attributes[1] &= ~termios.OPOST
-    termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
-
 
 DRAW_S = 0.25
 _PRINT_S = 0.05  # the command's output is gathered for this time, as every print moves the view
@@ -129,10 +116,6 @@ class Totals(Protocol):
         """The current totals; None before there are any."""
 
 
-def _interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 @contextmanager
 def live_view(
     totals: Totals,
@@ -142,7 +125,7 @@ def live_view(
     sort: str = "total",
     top: int | None = None,
     interval_s: float | None = None,
-    on_unseen: Callable[[], None] = _interrupt,
+    on_unseen: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGINT),
 ) -> Iterator[None]:
     """Show `totals` on `stream` while the context is open, and the last ones at its end.
 
@@ -170,7 +153,7 @@ def live_view(
                 rest = (drawing.unprinted if drawing is not None else "") + output.give_back()
                 # If the command did not end its last line, it is ended here.
                 output.terminal.write(rest if rest.endswith("\n") or not rest else rest + "\n")
-                output.close()
+                output.terminal.close()
         if (last := totals.snapshot()) is not None:
             _write_plain(stream, last, view)
 
@@ -286,47 +269,32 @@ class _OnTerminal(_Drawing):
             before=recent[0] if recent else None,
         )
         self._lines = view_lines(snapshot, view)
-        self._live.update(_Frame(self._lines, self.unprinted), refresh=True)
+        self._live.update(self._frame(), refresh=True)
 
     def _print(self) -> None:
         """Print the complete lines; an incomplete one is drawn above the view until its end comes."""
         text, line_feed, self.unprinted = self.unprinted.rpartition("\n")
-        self._live.update(_Frame(self._lines, self.unprinted))
-        if line_feed:
-            self._console.print(_Verbatim(text + line_feed), end="", crop=False, soft_wrap=True)
+        self._live.update(self._frame())
+        if line_feed:  # as it is, with its escape sequences
+            from rich.segment import Segment, Segments
+
+            self._console.print(Segments([Segment(text + line_feed)]), end="", crop=False, soft_wrap=True)
         else:
             self._live.refresh()
 
-
-class _Verbatim:
-    """Text as it is, with its escape sequences."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
-
-        yield Segment(self._text)
-
-
-class _Frame:
-    """The view, below the last line of the command's output if that is incomplete."""
-
-    def __init__(self, lines: list[Line], text: str) -> None:
-        self._lines = lines
-        self._partial = text.rpartition("\n")[2].rpartition("\r")[2]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment
+    def _frame(self) -> Group:
+        """The view, below the last line of the command's output if that is incomplete."""
+        from rich.console import Group
+        from rich.segment import Segment, Segments
         from rich.text import Text
 
-        if self._partial:
-            partial = Text.from_ansi(self._partial, no_wrap=True, overflow="ellipsis")
-            yield from console.render(partial, options)
-        for line in self._lines:
-            yield Segment(line.text, console.get_style(_STYLES.get(line.kind, "none")))
-            yield Segment.line()
+        partial = self.unprinted.rpartition("\n")[2].rpartition("\r")[2]
+        above = [Text.from_ansi(partial, no_wrap=True, overflow="ellipsis")] if partial else []
+        styles = {line.kind: self._console.get_style(_STYLES.get(line.kind, "none")) for line in self._lines}
+        view = [
+            part for line in self._lines for part in (Segment(line.text, styles[line.kind]), Segment.line())
+        ]
+        return Group(*above, Segments(view))
 
 
 def _write_plain(stream: TextIO, snapshot: Snapshot, view: View) -> None:

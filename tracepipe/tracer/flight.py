@@ -77,9 +77,7 @@ class FlightRecorder(Store):
         self._failure: OutputError | None = None
 
     def begin(self, plan: Plan, start_ns: int) -> None:
-        """Called first: records of this plan follow. Raises TracepipeError for a condition that can never be
-        true.
-        """
+        """Called first. Raises TracepipeError for a condition that can never be true."""
         self._plan = plan
         self._watch = Watch(self._last, plan, self._device) if self._last.when else None
         self._ring = Ring(self._last, is_unordered=self._attachment.is_unordered)
@@ -101,9 +99,7 @@ class FlightRecorder(Store):
         self._asked = self._asked or reason
 
     def follow(self) -> None:
-        """Evict what is too old or does not fit, and write what was requested; called at each step of the
-        recording.
-        """
+        """Called at each step: evict what is too old or does not fit, and write what was requested."""
         now_ns = self._ring.turn()["monotonic_ns"]
         while (dropped := self._ring.drop(now_ns)) is not None:
             self._evict(*dropped)
@@ -363,9 +359,7 @@ class Ring:
         self._piece_bytes = max(last.size_bytes // _SEGMENTS // RECORD_BYTES, 1) * RECORD_BYTES
 
     def put(self, item: Chunk | Loss) -> None:
-        """Add a collected item. A large chunk is divided into several segments, which can be evicted one by
-        one.
-        """
+        """Add an item. A large chunk is divided into segments, which can be evicted one by one."""
         if not isinstance(item, Chunk) or item.of_device:
             self._put(item)
             return

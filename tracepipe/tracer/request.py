@@ -185,9 +185,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a recording ends while its target still runs; None: no limit. `duration_ns` is the length of a
-    window.
-    """
+    """When a recording ends while its target runs; None: no limit. `duration_ns` is that of a window."""
 
     duration_ns: int | None = None
     events: int | None = None
@@ -409,17 +407,12 @@ def trigger_of(text: str, option: str) -> Trigger | None:
     return Trigger(kind, name, number)
 
 
-def ending(begins: Trigger | None, stop_on: Trigger | None) -> Trigger | None:
-    """The end of a window: the named trigger, or the counterpart of the one that begins it."""
-    if stop_on is None and begins is not None and begins.kind in _PAIRED:
-        return replace(begins, number=1)
-    return stop_on
-
-
 def triggers_of(windows: Windows) -> tuple[Trigger | None, Trigger | None]:
     """The triggers that begin and end windows. Raises TracepipeError."""
-    begins = trigger_of(windows.start_on, "--start-on")
-    return begins, ending(begins, trigger_of(windows.stop_on, "--stop-on"))
+    begins, ends = trigger_of(windows.start_on, "--start-on"), trigger_of(windows.stop_on, "--stop-on")
+    if ends is None and begins is not None and begins.kind in _PAIRED:
+        ends = replace(begins, number=1)  # the counterpart of the one that begins it
+    return begins, ends
 
 
 def window_environment(request: CaptureRequest) -> dict[str, str]:
@@ -448,9 +441,7 @@ def check_windows(windows: Windows, limits: Limits) -> None:
 
 
 def check_triggers(windows: Windows, visible: Container[str], *, has_probes: bool) -> None:
-    """Raise CaptureUnavailable for a trigger that nothing sees. `visible`: the kinds that a library in the
-    command sees.
-    """
+    """Raise CaptureUnavailable for a trigger that nothing sees. `visible`: kinds that a library sees."""
     hints = {
         "call": "Run it as root.",
         PROFILER: "Run it as root, or with --gpu kernels on a machine with a GPU.",

@@ -47,9 +47,7 @@ def run_session(
     listeners: Listeners,
     device: GpuEngine | None = None,
 ) -> CaptureSummary:
-    """Run and record the request with `engine`, whose check passed. Raises the errors that `capture`
-    documents.
-    """
+    """Run and record the request with an engine that works. Raises the errors of `capture`."""
     notify = listeners.notify
     program = find_program(request.command) if request.command else None
     by_signal = SIGNAL in (request.windows.start_on, request.windows.stop_on)
@@ -324,9 +322,7 @@ class _Session:
         return True
 
     def _move_last_of_device(self) -> None:
-        """Move the records that the target's processes send before they stop recording; a Ctrl-C ends the
-        wait.
-        """
+        """Move what the command's processes send before they stop recording; a Ctrl-C ends the wait."""
         ends_s, before = time.monotonic() + _LAST_RECORDS_S, self.interrupts.count
         while self.device is not None and not self.device.is_over() and time.monotonic() < ends_s:
             self._move_device()

@@ -406,9 +406,7 @@ class Waiting:
         self._changed = threading.Condition()
 
     def put(self, item: Span | Loss | None) -> None:
-        """Add an item. Records that follow the last span extend it, so hours of records are only a
-        few spans.
-        """
+        """Add an item. Records extend a span before them, so hours of records are a few spans."""
         with self._changed:
             last = self._items[-1] if self._items else None
             if (
@@ -575,9 +573,7 @@ class _Run:
         return bool(self._block)
 
     def last(self) -> tuple[int, int]:
-        """The time of the last record that was read, and the run's number, which orders records of the same
-        time.
-        """
+        """The time of the last record read, and the run's number, which orders equal times."""
         return _times(self._block)[-1], self.number
 
     def read_until(self, until: tuple[int, int]) -> bytes:

@@ -29,9 +29,7 @@ _SI_KERNEL = 0x80  # si_code of a Ctrl-C in the terminal, which the command also
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended, as `exit 0` or `signal 11 (SIGSEGV)`, and the exit code that a shell would
-    show.
-    """
+    """How a process ended, `exit 0` or `signal 11 (SIGSEGV)`, and the exit code that a shell shows."""
 
     text: str
     exit_code: int
@@ -105,9 +103,7 @@ class Target:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Close its pipes, and kill it if it never was released. A released one has ended, or keeps
-        running.
-        """
+        """Close its pipes, and kill it if it was never released. A released one has ended, or runs on."""
         if not self.is_released and self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
@@ -126,7 +122,15 @@ class Target:
                 signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
                 if self._stdout != 1:
                     os.dup2(self._stdout, 1)
-                names = _drop_to(self._user) if self._user else {}
+                names = {}
+                if (user := self._user) and (ids := sudo_ids()):
+                    # Variables that described root describe the user. With -E sudo keeps the caller's values,
+                    # which may differ from the user database: they are kept too.
+                    root, caller = _names(pwd.getpwuid(0)), _names(user)
+                    names = {name: caller[name] for name in caller if os.environ.get(name) == root[name]}
+                    os.initgroups(user.pw_name, ids.gid)
+                    os.setgid(ids.gid)
+                    os.setuid(ids.uid)
                 os.execve(self._program, self._command, {**os.environ, **names, **self._environment})
         except BaseException as error:
             reason = error.strerror if isinstance(error, OSError) else None
@@ -152,20 +156,6 @@ def _command_user() -> struct_passwd | None:
     if ids and user is None:
         raise TracepipeError(f"SUDO_UID is {ids.uid}, and no user has that number.", AS_ROOT)
     return user
-
-
-def _drop_to(user: struct_passwd) -> dict[str, str]:
-    """Become the user who called sudo, with that user's groups. Returns the variables of the environment that
-    described root, for that user.
-    """
-    ids = sudo_ids()
-    assert ids is not None
-    root, caller = _names(pwd.getpwuid(0)), _names(user)
-    os.initgroups(user.pw_name, ids.gid)
-    os.setgid(ids.gid)
-    os.setuid(ids.uid)
-    # With -E sudo keeps the caller's values, which may differ from the user database: they are kept too.
-    return {name: caller[name] for name in caller if os.environ.get(name) == root[name]}
 
 
 def _names(user: struct_passwd) -> dict[str, str]:
@@ -253,9 +243,7 @@ class Interrupts:
             self.wait(_SEEN_S)
 
     def _interrupt(self, number: int, *, is_sent: bool = False) -> None:
-        """Interrupt the command, or kill it at the second signal; `is_sent`: the command itself got the
-        signal.
-        """
+        """Interrupt the command, or kill it at the second signal; `is_sent`: it got the signal itself."""
         self.count += 1
         if self.target is None:
             return

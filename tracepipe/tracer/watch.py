@@ -45,9 +45,7 @@ class Watch:
     """Reads everything that is collected, and reports when one of the conditions becomes true."""
 
     def __init__(self, last: Last, plan: Plan, device: GpuEngine | None) -> None:
-        """Make one for a plan. Raises TracepipeError for a condition that can never be true in this
-        recording.
-        """
+        """Raises TracepipeError for a condition that can never be true in this recording."""
         self._conditions = Conditions(last.when)
         self._last_ns = last.duration_ns
         syscalls = SYSCALLS.get(platform.machine(), {}) if "syscall" in plan.own else {}
@@ -95,7 +93,8 @@ class Watch:
 
     def _look(self, spans: Iterable[Span]) -> None:
         for span in spans:
-            condition = self._conditions.first_true(span.name, span.kind, span.length_ns)
+            true = (one for one in self._conditions.all if span.length_ns > one.limit_ns)
+            condition = next((one for one in true if one.fits(span.name, span.kind)), None)
             if condition is None:
                 continue
             # The first one is the reason; if it was still open then, its end shows how long it took.
@@ -138,9 +137,7 @@ def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition: it is true when a span of this kind and with a matching name took longer than the
-    limit.
-    """
+    """True of a span of this kind, with a fitting name, that took longer than the limit."""
 
     text: str
     kind: SpanKind
@@ -166,11 +163,6 @@ class Conditions:
     def limit_ns(self, name: str, kind: SpanKind) -> int | None:
         """The least limit that applies to a span of this name and kind; None if no condition applies."""
         return min((one.limit_ns for one in self.all if one.fits(name, kind)), default=None)
-
-    def first_true(self, name: str, kind: SpanKind, length_ns: int) -> Condition | None:
-        """The first condition that is true for a span of this length."""
-        fitting = (one for one in self.all if length_ns > one.limit_ns and one.fits(name, kind))
-        return next(fitting, None)
 
 
 def _condition(text: str) -> Condition:

@@ -58,9 +58,7 @@ class Pace:
         self._due_ns: int | None = None
 
     def due_ns(self, now_ns: int, calls: int) -> int | None:
-        """When the Nth call is due, after `calls` calls; None before the second one. Once it is near, it is
-        not postponed.
-        """
+        """When the Nth call is due; None before the second one. Once it is near, it is not postponed."""
         if calls > self._calls:
             is_near = self._due_ns is not None and self._due_ns - _LEAD_NS <= now_ns
             if self._counted_ns is not None and not is_near:
@@ -243,9 +241,7 @@ class WindowCourse:
         return (kind == SIGNAL and signals > 0) or (kind == API and is_ordered)
 
     def _take_turns(self) -> bool:
-        """Take over the windows that functions and the libraries in the command began and ended; returns
-        whether the libraries did.
-        """
+        """Take over the windows that functions and libraries turned; returns whether libraries did."""
         for ts_ns, begins in self._attachment.turns() if self._attachment else ():
             if begins and not self.is_open:
                 self._note_begin(ts_ns)

@@ -76,9 +76,7 @@ SLEEPABLE = 1 << 4  # BPF_F_SLEEPABLE
 def load_program(
     name: str, instructions: bytes, program_type: int, attach_type: int = 0, flags: int = 0
 ) -> int:
-    """Load a program, and return its descriptor. Raises OSError, whose text ends with the verifier's last
-    lines.
-    """
+    """Load a program; returns its descriptor. Raises OSError, which ends with the verifier's last lines."""
     code = ctypes.create_string_buffer(instructions, len(instructions))
     # The kernel considers this license GPL-compatible, so the program may use all helpers.
     licence = ctypes.create_string_buffer(b"Dual MIT/GPL")
@@ -107,9 +105,7 @@ def load_program(
 
 
 def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[int], returns: bool) -> int:
-    """Create one link for uprobes at all `offsets` of a file; kernels before 6.6 return EINVAL. Raises
-    OSError.
-    """
+    """Create one link for uprobes at all `offsets` of a file; EINVAL before Linux 6.6. Raises OSError."""
     count = len(offsets)
     name = ctypes.create_string_buffer(os.fsencode(path))
     places = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *offsets), 8 * count)
@@ -181,9 +177,7 @@ def attach_tracepoint(program_fd: int, tracepoint_id: int) -> int:
 
 
 def attach_raw_tracepoint(program_fd: int, name: str) -> int:
-    """Create a link that runs the program at every hit, with the raw arguments of the tracepoint. Raises
-    OSError.
-    """
+    """Create a link that runs the program at every hit, with raw arguments. Raises OSError."""
     text = ctypes.create_string_buffer(name.encode())
     #  0 name │ 8 program
     return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", _address(text), program_fd))

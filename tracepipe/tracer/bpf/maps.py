@@ -55,7 +55,9 @@ class Maps:
 
     def __init__(self, ring_bytes: int, probe_count: int, pairs: bool) -> None:
         """Create them. `pairs`: returns need data of their entries. Raises OSError."""
-        self.processors = possible_processors()
+        # The number of the last one that may ever be online, plus one; the numbers may have gaps.
+        text = Path("/sys/devices/system/cpu/possible").read_text()
+        self.processors = int(text.strip().replace("-", ",").split(",")[-1]) + 1
         counters = len(DROP_LAYERS) * self.processors
         # name → kind, bytes of a key and of a value, entries, flags
         forms: dict[str, tuple[int, ...]] = {
@@ -131,12 +133,6 @@ class Maps:
         words = memoryview(mapped)[: 8 * count].cast("Q")
         self._mapped.append((mapped, words))
         return words
-
-
-def possible_processors() -> int:
-    """The number of the last processor that may ever be online, plus one; the numbers may have gaps."""
-    text = Path("/sys/devices/system/cpu/possible").read_text()
-    return int(text.strip().replace("-", ",").split(",")[-1]) + 1
 
 
 class Ring:

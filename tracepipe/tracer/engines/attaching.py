@@ -187,7 +187,15 @@ class Probing:
         self._attach_points(self._always)
         # The program that was attached last runs first, so the calls that begin and end a window are in it.
         ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
-        may_hold = bool(triggers) and self._has_sleeping()
+        may_hold = bool(triggers)
+        if triggers:  # whether the kernel accepts programs of uprobes that may sleep
+            try:
+                code = self._plain("trigger_holding")
+                self._program("trigger", code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, bpf.SLEEPABLE)
+            except OSError as error:
+                if error.errno in (errno.EPERM, errno.EMFILE):
+                    raise
+                may_hold = False
         self._attach_triggers(ends, holds=may_hold and windows is not None and windows.is_end_followed)
         self._attach_functions(self._always, self._functions[0])
         self._holds = bool(begins) and may_hold
@@ -269,17 +277,6 @@ class Probing:
             self._files[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._files[path]}"
 
-    def _has_sleeping(self) -> bool:
-        """Whether the kernel accepts programs of uprobes that may sleep. Raises OSError for other errors."""
-        try:
-            code = self._plain("trigger_holding")
-            self._program("trigger", code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, bpf.SLEEPABLE)
-        except OSError as error:
-            if error.errno in (errno.EPERM, errno.EMFILE):
-                raise
-            return False
-        return True
-
     def _attach_triggers(self, triggers: Sequence[TriggerPlace], *, holds: bool) -> None:
         """Attach a trigger's program to the functions that begin or end windows; `holds`: the program may
         sleep. Raises OSError; CaptureUnavailable where none of the functions can be probed.
@@ -324,8 +321,18 @@ class Probing:
         for returns in (True, False):
             functions = [(n, place) for n, place in in_kernel if self._is_wanted(n, returns)]
             name, code = "driver_return" if returns else "driver_enter", self._driver[returns]
-            if not functions or self._link_kprobes(links, name, code, functions, returns):
+            if not functions:
                 continue
+            if all(place.address for _, place in functions):
+                addresses, cookies = [place.address for _, place in functions], [n for n, _ in functions]
+                try:  # with one link, where the kernel has such links, and refuses no place
+                    loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE, bpf.KPROBE_MULTI)
+                    links.multi.append(bpf.link_kprobes(loaded, addresses, cookies, returns))
+                    links.watch(loaded, _DRIVER)
+                    continue
+                except OSError as error:
+                    if error.errno in (errno.EPERM, errno.EACCES, errno.EMFILE):
+                        raise
             loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE)
             links.watch(loaded, _DRIVER)
             for index, place in functions:
@@ -341,23 +348,6 @@ class Probing:
     def _is_wanted(self, index: int, returns: bool) -> bool:
         """Whether an entry or return is probed; a return without its entry would be an end alone."""
         return index not in self.refused and (self._plan.probes[index].hook.returns or not returns)
-
-    def _link_kprobes(
-        self, links: _Links, name: str, code: bytes, places: list[tuple[int, KernelPlace]], returns: bool
-    ) -> bool:
-        """Attach all with one link; returns False where the kernel has no such links, or refuses a place."""
-        if not all(place.address for _, place in places):
-            return False
-        try:
-            loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE, bpf.KPROBE_MULTI)
-            addresses, cookies = [place.address for _, place in places], [index for index, _ in places]
-            links.multi.append(bpf.link_kprobes(loaded, addresses, cookies, returns))
-        except OSError as error:
-            if error.errno in (errno.EPERM, errno.EACCES, errno.EMFILE):
-                raise
-            return False
-        links.watch(loaded, _DRIVER)
-        return True
 
     def _attach_places(self, links: _Links, path: str, places: _Places, code: bytes, returns: bool) -> None:
         """Attach a program to places in a file, for entries or for returns. Raises OSError."""
@@ -383,9 +373,7 @@ class Probing:
                 links.single.append(link)
 
     def _link_sleeping(self, links: _Links, path: str, places: _Places, code: bytes, returns: bool) -> bool:
-        """Attach a program that may sleep, with one link; returns whether the kernel supports that. Raises
-        OSError.
-        """
+        """Attach a program that may sleep, if the kernel supports that; returns whether it does."""
         try:
             self._link(links, path, places, code, returns, bpf.SLEEPABLE)
         except OSError as error:
@@ -397,9 +385,7 @@ class Probing:
     def _link(
         self, links: _Links, path: str, places: _Places, code: bytes, returns: bool, flags: int = 0
     ) -> None:
-        """Attach `places` with one link; where the kernel refuses that, try each half, down to the refused
-        place.
-        """
+        """Attach `places` with one link; where the kernel refuses that, try each half."""
         offsets, cookies = [offset for _, offset in places], [index for index, _ in places]
         try:
             program = self._program(_CALL_NAMES[returns], code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, flags)

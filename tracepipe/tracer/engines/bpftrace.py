@@ -175,9 +175,7 @@ class BpftraceAttachment(Attachment):
                 self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
     def collect(self) -> bytes:
-        """The records of the lines up to a time at which none are missing; of the last 50 ms some may be
-        missing.
-        """
+        """The records of the lines up to a time at which none are missing, 50 ms ago or later."""
         if self._is_stopped:
             records, self._last_records = self._last_records, b""
             return records
@@ -187,7 +185,7 @@ class BpftraceAttachment(Attachment):
         if self._process.has_ended:
             return lines.release()
         now_ns = time.monotonic_ns()
-        if not lines.is_waiting:
+        if not lines.waiting:
             return b""
         if now_ns - self._marked_ns >= _BEHIND_NS:
             self._marked_ns = now_ns
@@ -213,9 +211,7 @@ class BpftraceAttachment(Attachment):
         return RecordRenderer(self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names)
 
     def stop(self) -> None:
-        """Wait for the last output, about a tenth of a second, and kill bpftrace. A second call does
-        nothing.
-        """
+        """Wait for the last output, about 0.1 s, and kill bpftrace. A second call does nothing."""
         if self._is_stopped:
             return
         stopped_ns = time.monotonic_ns()
@@ -344,9 +340,7 @@ class BpftraceAttachment(Attachment):
         return unreached
 
     def _obeys(self, order: Order, processors: Sequence[int] = ()) -> bool:
-        """Give an order, on all the processors if there are any, and wait until bpftrace has obeyed it.
-        Returns False if it has ended.
-        """
+        """Give an order, on all the processors if there are any; returns whether bpftrace obeyed it."""
         waiting: set[int] = set(processors) or {-1}
         words: set[int] = set()
         sent_s = progress_s = 0.0
@@ -530,19 +524,16 @@ class Lines:
         self._text_counts = [sum(a.kind == "str" for a in probe.signature.arguments) for probe in probes]
         self._rest = b""
         self._open_text: list[bytes] = []
-        # when it was printed, its records, and its number in the sequence of its thread and layer
-        self._waiting: list[tuple[int, bytes, int, int]] = []
+        self.waiting: list[tuple[int, bytes, int, int]] = []
+        """Lines that wait for earlier ones of other processors: when each was printed, its records, the
+        sequence of its thread and layer, and its number there.
+        """
         self._next: dict[int, int] = {}  # sequence → the number that follows
         self._last_ns: dict[int, int] = {}
         self._texts: dict[
             int, dict[tuple[int, int], bytes]
         ] = {}  # thread → (number of the line, piece) → text
         self._unread, self._unread_line = 0, b""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether lines wait for earlier ones of other processors."""
-        return bool(self._waiting)
 
     def feed(self, output: bytes) -> None:
         """Take some output; it may end within a line."""
@@ -563,16 +554,14 @@ class Lines:
                 self._unread_line = self._unread_line or line[:60]
 
     def release(self, until_ns: int | None = None) -> bytes:
-        """The records of all lines that were printed before `until_ns`, a time of `nsecs`; of all lines if
-        None.
-        """
-        waiting = self._waiting
+        """The records of the lines printed before `until_ns`, a time of `nsecs`; of all lines if None."""
+        waiting = self.waiting
         waiting.sort(key=itemgetter(0))
         ready = len(waiting)
         if until_ns is not None:
             while ready and waiting[ready - 1][0] > until_ns - _SLACK_NS:
                 ready -= 1
-        taken, self._waiting = waiting[:ready], waiting[ready:]
+        taken, self.waiting = waiting[:ready], waiting[ready:]
         for printed_ns, _, sequence, number in taken:
             missing = number - self._next.get(sequence, 0)
             if missing > 0:
@@ -582,9 +571,7 @@ class Lines:
         return b"".join([records for _, records, _, _ in taken])
 
     def finish(self, start_ns: int, end_ns: int) -> None:
-        """Count what was lost after the last line of every sequence, from the counts that were printed at the
-        end.
-        """
+        """Count what was lost after the last line of every sequence, by the counts printed at the end."""
         for sequence, number in self.counts.items():
             missing = number - self._next.get(sequence, 0)
             if missing > 0:
@@ -651,7 +638,7 @@ class Lines:
         if kind in _WITH_TEXT:
             words = [*struct.unpack("<QQ", text[:15].ljust(16, b"\0"))]
         records += _packed(head, kind, cpu, words, torn)
-        self._waiting.append((clock_ns, records, who << 3 | layer, number))
+        self.waiting.append((clock_ns, records, who << 3 | layer, number))
 
 
 def _packed(

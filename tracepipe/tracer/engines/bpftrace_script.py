@@ -43,9 +43,7 @@ from tracepipe.tracer.records.record import DROP_LAYERS
 from tracepipe.tracer.request import Plan
 
 TEXT_PIECE_BYTES = 124
-"""The size of a piece of text; two pieces make TEXT_BYTES. Printing needs a string twice on BPF's stack of
-512 bytes.
-"""
+"""The size of a piece of text; two make TEXT_BYTES. Printing needs a string twice on BPF's stack of 512 B."""
 _SYSCALL, _SCHEDULER = DROP_LAYERS.index("syscall"), DROP_LAYERS.index("scheduler")
 _THREADS = DROP_LAYERS.index(None)
 IDLE = 1 << 32

@@ -38,9 +38,7 @@ _LITTLE: Final = 64  # a tick with less than this fraction of the ring is a quie
 
 
 class Unread(NamedTuple):
-    """Records that were moved to the file and cannot be read back, and the time of the last record before
-    them.
-    """
+    """Records that were moved to the file and cannot be read back; the time of the record before them."""
 
     records: int
     since_ns: int
@@ -101,8 +99,15 @@ class Drain:
                 return self._noted(self._ring.read(most_bytes))
             moved_bytes = min(self._core.tp_ring_left(self._there) - self.taken_bytes, most_bytes)
             if moved_bytes:
-                if chunk := self._read_back(moved_bytes):
-                    return self._noted(chunk)
+                try:
+                    chunk = os.pread(self._file, moved_bytes, self.taken_bytes)
+                    if len(chunk) < RECORD_BYTES:  # another process has truncated it
+                        raise OSError(errno.EIO, os.strerror(errno.EIO))
+                    return self._noted(chunk[: len(chunk) // RECORD_BYTES * RECORD_BYTES])
+                except OSError as error:  # they are skipped
+                    before = self._unread or Unread(0, self._last_ns, error)
+                    self._unread = before._replace(records=before.records + moved_bytes // RECORD_BYTES)
+                    self._leave(moved_bytes)
                 continue
             most_bytes = min(self.made_bytes - self.taken_bytes, most_bytes)
             if not most_bytes:
@@ -121,9 +126,7 @@ class Drain:
         return unread
 
     def stop(self) -> None:
-        """Stop after the last record: the rest comes with the next calls of `read`. A second call does
-        nothing.
-        """
+        """Stop after the last record; `read` still returns the rest. A second call does nothing."""
         if self._threads:
             self._core.tp_ring_end(self._there)
         while self._threads:
@@ -140,19 +143,6 @@ class Drain:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def _read_back(self, size_bytes: int) -> bytes:
-        """The next records of the file; b"" where they cannot be read, and are skipped."""
-        try:
-            chunk = os.pread(self._file, size_bytes, self.taken_bytes)
-            if len(chunk) >= RECORD_BYTES:
-                return chunk[: len(chunk) // RECORD_BYTES * RECORD_BYTES]
-            raise OSError(errno.EIO, os.strerror(errno.EIO))  # another process has truncated it
-        except OSError as error:
-            before = self._unread or Unread(0, self._last_ns, error)
-            self._unread = before._replace(records=before.records + size_bytes // RECORD_BYTES)
-            self._leave(size_bytes)
-        return b""
 
     def _noted(self, chunk: bytes) -> bytes:
         if chunk:

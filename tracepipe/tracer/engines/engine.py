@@ -166,9 +166,7 @@ class Attachment:
         """
 
     def collect(self) -> bytes:
-        """Whole records that were not collected before, or some of them; b"" if there are none. Never
-        waits.
-        """
+        """Whole records that were not collected before, or some of them, or b"". Never waits."""
         records, self._turned = self._turned, b""
         return records
 
@@ -193,15 +191,11 @@ class Attachment:
         """Detach what is recorded in windows, where it can be attached again for the next one."""
 
     def hits(self) -> int:
-        """How often the functions that begin a window were called since `arm`, or since the last window
-        ended.
-        """
+        """How often functions that begin a window were called since `arm`, or since the last window ended."""
         return 0
 
     def asked(self) -> int | None:
-        """The time at which a call requested a window; the call waits until `let_go`. None if no call
-        waits.
-        """
+        """When a call requested a window, and waits for `let_go`; None if no call waits."""
         return None
 
     def let_go(self) -> bool:

@@ -48,9 +48,7 @@ class Dynamic:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a file: offset and size of its contents in bytes, and its header's references to
-    others.
-    """
+    """A section of a file: offset and size of its contents in bytes, and its references to others."""
 
     number: int
     kind: int

@@ -83,9 +83,7 @@ os._exit(0)  # not the library's destructors
 
 
 class FunctionTables:
-    """The tables of functions of files. A file that cannot be used is reported once, by `notify`, and has no
-    functions.
-    """
+    """The functions of files. A file that cannot be used is reported once, and has no functions."""
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
@@ -109,12 +107,10 @@ class FunctionTables:
         return self._table(path, local=True)
 
     def _of_library(self, path: str, index: HookIndex) -> Functions:
-        """The functions that a library exports; for libcuda also those that cuGetProcAddress returns and a
-        hook matches.
-        """
+        """The functions that a library exports, and those of cuGetProcAddress that a hook matches."""
         exported = self._table(path, local=False)
         names = {name for found in exported.values() for name in found}
-        if not hands_out(names):
+        if names.isdisjoint(_GETTERS):
             return exported
         asked = {
             base
@@ -168,11 +164,6 @@ def _base(name: str) -> str:
     return name
 
 
-def hands_out(exported: Collection[str]) -> bool:
-    """Whether a library with these exports has cuGetProcAddress."""
-    return any(name in exported for name in _GETTERS)
-
-
 def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[str, int]]:
     """The name and file offset of each function that the libcuda at `path` returns for the base names
     `names`.
@@ -192,25 +183,13 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
         reason = "no answer in time" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         notify(f"{path} could not be searched for functions that it does not export: {reason}")
         return []
-    return _named(answer, set(names), size_bytes)
-
-
-def _named(answer: object, names: set[str], size_bytes: int) -> list[tuple[str, int]]:
-    """The valid rows of the answer, which comes from a process with foreign code."""
     found: dict[int, str] = {}
-    rows = answer if isinstance(answer, list) else []
-    for row in sorted((row for row in rows if _is_row(row)), key=lambda row: (row[1], row[0])):
-        name, flags, offset = row
+    rows = answer if isinstance(answer, list) else []  # it comes from a process with foreign code
+    valid = [row for row in rows if isinstance(row, list) and [*map(type, row)] == [str, int, int]]
+    for name, flags, offset in sorted(valid, key=lambda row: (row[1], row[0])):
         if name in names and 0 < offset < size_bytes:
             found.setdefault(offset, f"{name}_ptsz" if flags == _PER_THREAD else name)
     return [(name, offset) for offset, name in found.items()]
-
-
-def _is_row(row: object) -> bool:
-    if not isinstance(row, list) or len(row) != 3:
-        return False
-    name, flags, offset = row
-    return isinstance(name, str) and type(flags) is int and type(offset) is int
 
 
 def _ask(task: dict[str, Any]) -> object:
@@ -234,9 +213,7 @@ def _ask(task: dict[str, Any]) -> object:
 
 
 def _user(path: str) -> dict[str, Any]:
-    """The user who loads the library: root loads only root's own files; under sudo it is the user who called
-    sudo.
-    """
+    """The user who loads the library: its owner if this is root; under sudo the user who called sudo."""
     if os.geteuid() != 0:
         return {}
     ids = sudo_ids()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -101,7 +101,7 @@ def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
     )
     tables = FunctionTables(listing.notes.append)
     for library in (*named, *libraries.unused(named)):
-        indexes = {hooks.name: _index(hooks, "uprobe", library) for hooks in sets}
+        sets_with = _sets_with(sets, "uprobe", library)
         everything = HookIndex(hook for hooks in sets for hook in hooks.hooks if hook.library == library)
         files = tables.functions_of(library, libraries, everything)
         if not files:
@@ -110,26 +110,24 @@ def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
             for name in sorted(name for names in functions.values() for name in names):
                 known.add(name)
                 if _fits(pattern, library, name):
-                    in_sets = tuple(set_name for set_name, index in indexes.items() if index.find(name))
-                    listing.rows.append(FunctionRow(f"uprobe:{library}:{name}", name, path, in_sets))
+                    row = FunctionRow(f"uprobe:{library}:{name}", name, path, sets_with(name, ""))
+                    listing.rows.append(row)
 
     if no_kprobes():
         listing.notes.append(f"no functions of the kernel: {no_kprobes()}")
     else:
-        indexes = {hooks.name: _index(hooks, "kprobe", "") for hooks in sets}
+        sets_with = _sets_with(sets, "kprobe")
         module, colon, name = pattern.rpartition(":")
         try:
             for place in KernelSymbols().functions([module] if module else (), [name]):
                 if fnmatchcase(place.symbol, name):
-                    in_sets = tuple(
-                        set_name for set_name, index in indexes.items() if _in_module(index, place)
-                    )
+                    in_sets = sets_with(place.symbol, place.module)
                     spec = ":".join(["kprobe", *[place.module] * bool(colon), place.symbol])
                     listing.rows.append(FunctionRow(spec, place.symbol, place.module, in_sets))
         except OSError as error:
             listing.notes.append(f"{SYMBOLS} cannot be read: {error.strerror}")
 
-    indexes = {hooks.name: _index(hooks, "tracepoint", "") for hooks in sets}
+    sets_with = _sets_with(sets, "tracepoint")
     points = list[str]()
     try:
         points = Tracepoints().names("*:*")
@@ -139,8 +137,7 @@ def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
         group, _, name = point.partition(":")
         known.add(name)
         if _fits(pattern, group, name):
-            in_sets = tuple(set_name for set_name, index in indexes.items() if index.find(point))
-            listing.rows.append(FunctionRow(f"tracepoint:{point}", name, group, in_sets))
+            listing.rows.append(FunctionRow(f"tracepoint:{point}", name, group, sets_with(point, "")))
 
     # A given file is also found under its library's name, whose row is preferred.
     listing.rows = list({(row.name, row.place): row for row in reversed(listing.rows)}.values())[::-1]
@@ -206,36 +203,35 @@ def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing
 def _hooked_row(probe: Probe, sets: list[HookSet]) -> FunctionRow:
     place, hook = probe.place, probe.hook
     if isinstance(place, FilePlace):
-        in_sets = [found.name for found in sets if _in_library(found, probe.symbol, place.path)]
+        file_name, hooks = Path(place.path).name, [one for found in sets for one in found.hooks]
+        named = {
+            one.library for one in hooks if one.target == "uprobe" and same_library(file_name, one.library)
+        }
+        having = {name for library in named for name in _sets_with(sets, "uprobe", library)(probe.symbol, "")}
+        in_sets = tuple(found.name for found in sets if found.name in having)
         library = place.path if "/" in hook.library else hook.library  # it may be a pattern of paths
-        return FunctionRow(f"uprobe:{library}:{probe.symbol}", probe.symbol, place.path, tuple(in_sets))
+        return FunctionRow(f"uprobe:{library}:{probe.symbol}", probe.symbol, place.path, in_sets)
     if isinstance(place, KernelPlace):
-        in_sets = [found.name for found in sets if _in_module(_index(found, "kprobe", ""), place)]
+        in_sets = _sets_with(sets, "kprobe")(probe.symbol, place.module)
         spec = ":".join(["kprobe", *[place.module] * bool(hook.modules), probe.symbol])
-        return FunctionRow(spec, probe.symbol, place.module, tuple(in_sets))
+        return FunctionRow(spec, probe.symbol, place.module, in_sets)
     point = place.point.replace("/", ":")
-    in_sets = [found.name for found in sets if _index(found, "tracepoint", "").find(point)]
-    return FunctionRow(f"tracepoint:{point}", probe.symbol, point.partition(":")[0], tuple(in_sets))
+    in_sets = _sets_with(sets, "tracepoint")(point, "")
+    return FunctionRow(f"tracepoint:{point}", probe.symbol, point.partition(":")[0], in_sets)
 
 
-def _in_library(hooks: HookSet, symbol: str, path: str) -> bool:
-    file_name = Path(path).name
-    named = {
-        hook.library
-        for hook in hooks.hooks
-        if hook.target == "uprobe" and same_library(file_name, hook.library)
-    }
-    return any(_index(hooks, "uprobe", library).find(symbol) for library in named)
+def _sets_with(sets: list[HookSet], target: str, library: str = "") -> Callable[[str, str], tuple[str, ...]]:
+    """A function that names the sets that have hooks on a symbol, which is in a kernel module."""
+    indexes = {}
+    for hooks in sets:
+        own = [hook for hook in hooks.hooks if hook.target == target and hook.library == library]
+        indexes[hooks.name] = HookIndex(own, hooks.variants)
 
+    def named(symbol: str, module: str) -> tuple[str, ...]:
+        found = {name: index.find(symbol) for name, index in indexes.items()}
+        return tuple(n for n, hook in found.items() if hook and (not hook.modules or module in hook.modules))
 
-def _in_module(index: HookIndex, place: KernelPlace) -> bool:
-    hook = index.find(place.symbol)
-    return hook is not None and (not hook.modules or place.module in hook.modules)
-
-
-def _index(hooks: HookSet, target: str, library: str) -> HookIndex:
-    own = [hook for hook in hooks.hooks if hook.target == target and hook.library == library]
-    return HookIndex(own, hooks.variants)
+    return named
 
 
 def _fits(pattern: str, place: str, name: str) -> bool:

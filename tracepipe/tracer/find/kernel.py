@@ -127,9 +127,7 @@ def tracepoint_id(folder: Path, name: str) -> int:
 
 
 def field_offsets(folder: Path, name: str) -> dict[str, int]:
-    """The byte offset of every field in the record of the tracepoint `group/name`. Raises
-    CaptureUnavailable.
-    """
+    """The offset of every field in the record of the tracepoint `group/name`. Raises CaptureUnavailable."""
     found = _FIELD.findall(_read(folder, name, "format"))
     return {field: int(offset) for _, field, _, offset, _, _ in found}
 
@@ -198,7 +196,15 @@ class Tracepoints:
         try:
             names = self.names(hook.pattern)
             if not names:
-                yield self._unknown(hook.pattern)
+                group, _, own = hook.pattern.partition(":")
+                found = [
+                    f"{group}:{near}" for near in near_names(own, self._fitting(self._folder() / group, "*"))
+                ]
+                found = found or near_names(hook.pattern, self.names("*:*"))
+                found = found or [
+                    f"{near}:*" for near in near_names(group, self._fitting(self._folder(), "*"))
+                ]
+                yield f"no such tracepoint{'; near: ' + ', '.join(found) if found else ''}"
             for name in names:
                 yield from self._at(name, hook)
         except TracepipeError as error:
@@ -252,14 +258,6 @@ class Tracepoints:
                 size_bytes=field.size if is_array else 0,
             )
         return arguments
-
-    def _unknown(self, pattern: str) -> str:
-        group, _, name = pattern.partition(":")
-        near = near_names(name, self._fitting(self._folder() / group, "*"))
-        groups = near_names(group, self._fitting(self._folder(), "*"))
-        found = [f"{group}:{other}" for other in near]
-        found = found or near_names(pattern, self.names("*:*")) or [f"{other}:*" for other in groups]
-        return f"no such tracepoint{'; near: ' + ', '.join(found) if found else ''}"
 
     def _folder(self) -> Path:
         if self._events is None:

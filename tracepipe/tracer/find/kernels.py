@@ -73,9 +73,7 @@ class KernelRow:
 
 @dataclass(slots=True)
 class KernelListing:
-    """The kernels that match a pattern, similar names if none does, and notes about what could not be
-    read.
-    """
+    """The kernels that match a pattern, similar names if none does, and notes about unreadable parts."""
 
     rows: list[KernelRow] = field(default_factory=list)
     near: list[str] = field(default_factory=list)
@@ -365,8 +363,10 @@ def _first_row(data: bytes, at: int, form: tuple[int, int, int], operands: bytes
             size, at = _uleb(data, at)
             at += size
         elif opcode == 3:  # DW_LNS_advance_line
-            step, at = _sleb(data, at)
-            line += step
+            start = at
+            step, at = _uleb(data, at)
+            bits = 7 * (at - start)
+            line += step - (1 << bits) if step >> (bits - 1) & 1 else step
         elif opcode == 4:  # DW_LNS_set_file
             file, at = _uleb(data, at)
         elif opcode == 9:  # DW_LNS_fixed_advance_pc
@@ -386,19 +386,12 @@ def _uleb(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _sleb(data: bytes, at: int) -> tuple[int, int]:
-    start = at
-    value, at = _uleb(data, at)
-    bits = 7 * (at - start)
-    return (value - (1 << bits) if value >> (bits - 1) & 1 else value), at
-
-
 def demangled(name: str) -> str:
     """The demangled name; names that are not C++ names are unchanged, as are all without a C++ library."""
-    demangle = _demangler()
-    if demangle is None or not name.startswith("_Z"):
+    found = _demangler()
+    if found is None or not name.startswith("_Z"):
         return name
-    status = ctypes.c_int()
+    (demangle, free), status = found, ctypes.c_int()
     text = demangle(name.encode(errors="replace"), None, None, ctypes.byref(status))
     if not text:
         return name
@@ -406,25 +399,19 @@ def demangled(name: str) -> str:
         value = ctypes.cast(text, ctypes.c_char_p).value
         return value.decode(errors="replace") if value and not status.value else name
     finally:
-        _free()(text)
+        free(text)
 
 
 @cache
-def _demangler() -> Callable[..., Any] | None:
+def _demangler() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The function that demangles, and the one that frees its results."""
+    free = ctypes.CDLL(None).free
+    free.argtypes, free.restype = [ctypes.c_void_p], None
     for library in _LIBRARIES:
         try:
             function = ctypes.CDLL(library).__cxa_demangle
         except (OSError, AttributeError):
             continue
-        function.restype = ctypes.c_void_p
-        function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-        return function
+        function.argtypes, function.restype = [ctypes.c_char_p, *[ctypes.c_void_p] * 3], ctypes.c_void_p
+        return function, free
     return None
-
-
-@cache
-def _free() -> Callable[..., Any]:
-    free = ctypes.CDLL(None).free
-    free.argtypes = [ctypes.c_void_p]
-    free.restype = None
-    return free

@@ -60,9 +60,7 @@ def find_program(command: list[str]) -> str:
 
 
 def find_versions(program: str, name: str) -> dict[str, str]:
-    """For each version of the library `name`, the file that the linker would load for `program`: soname →
-    path.
-    """
+    """Soname of each version of a library → the file that the linker would load for `program`."""
     dynamic, found = _dynamic(program), dict[str, str]()
     rpath = [] if dynamic.runpath else dynamic.rpath
     before = [*_expanded(rpath, program), *_environment(), *_expanded(dynamic.runpath, program)]
@@ -154,9 +152,7 @@ class LibrarySearch:
         return [path for name, path in self._linked.items() if is_version(name, library)]
 
     def programs(self) -> list[str]:
-        """The target's programs: those of the command, also after a launcher such as timeout, and those of
-        the pids.
-        """
+        """The target's programs: of the command, also after a launcher such as timeout, and of the pids."""
         return [*self._programs, *self._running]
 
     def unused(self, names: tuple[str, ...]) -> list[str]:
@@ -462,9 +458,7 @@ def _wanted(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _prefixes(python: str) -> Iterator[Path]:
-    """The folders above bin of the interpreter, of a virtual environment's base, and of the file that it
-    links to.
-    """
+    """The folders above bin of the interpreter, of its venv's base, and of the file that it links to."""
     path = Path(python).absolute()
     prefix = path.parent.parent
     yield prefix

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from tracepipe.errors import InputError
@@ -52,11 +53,27 @@ def resolve(
             hint = f"Hooks name {named}. For another library: --hook 'uprobe:{path}:FUNCTION'."
             raise InputError("no hook names its file name or its soname", hint, path=path)
     sources = _Sources(libraries, FunctionTables(notify))
-    selection, owners = Selection(), _Owners()
+    selection = Selection()
+    owners: dict[object, str] = {}  # place → the origin of the hook that has its probe
+    accepted: set[tuple[object, Condition | None]] = set()
+
+    @cache
+    def file_id(path: str) -> tuple[int, int]:
+        status = Path(path).stat()
+        return status.st_dev, status.st_ino
+
     for hooks in sets:
         search = _SetSearch(hooks, NameFilter(only, exclude, hooks.variants), sources)
         search.run()
-        selection.probes.extend(probe for probe in search.probes if owners.accept(probe))
+        for probe in search.probes:
+            place: object = probe.place
+            if isinstance(probe.place, FilePlace):
+                place = file_id(probe.place.path), probe.place.offset
+            # A hook may have several probes at one place, each with its own condition.
+            is_owner = owners.setdefault(place, probe.hook.origin) == probe.hook.origin
+            if is_owner and (place, probe.hook.condition) not in accepted:
+                accepted.add((place, probe.hook.condition))
+                selection.probes.append(probe)
         search.report(selection)
     count = len(selection.probes)
     if not is_partial and count > MOST_PROBES:
@@ -221,36 +238,8 @@ class _SetSearch:
         return messages
 
 
-class _Owners:
-    """The hook that has the probe at each place."""
-
-    def __init__(self) -> None:
-        self._owners: dict[object, str] = {}
-        self._accepted: set[tuple[object, Condition | None]] = set()
-        self._files: dict[str, object] = {}
-
-    def accept(self, probe: Probe) -> bool:
-        """Whether the place was free, and is the probe's now. A hook may have several probes at one place,
-        each with its own condition.
-        """
-        place: object = probe.place
-        if isinstance(probe.place, FilePlace):
-            path = probe.place.path
-            if path not in self._files:
-                status = Path(path).stat()
-                self._files[path] = (status.st_dev, status.st_ino)
-            place = self._files[path], probe.place.offset
-        entry = (place, probe.hook.condition)
-        if self._owners.setdefault(place, probe.hook.origin) != probe.hook.origin or entry in self._accepted:
-            return False
-        self._accepted.add(entry)
-        return True
-
-
 def _in_files_layer(hook: Hook, path: str, symbol: str) -> Hook:
-    """The hook with the layer of its file, if it has that one; CUDA functions in a program are in
-    `userspace`.
-    """
+    """The hook with its file's own layer, if it has that one; CUDA's are in `userspace`."""
     if hook.layer != OWN_LAYER or hook.layer_name:
         return hook
     if ".so" not in hook.library and _CUDA_FUNCTION.match(symbol):

@@ -328,9 +328,7 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
 
 
 def with_engine(request: CaptureRequest, engine: str) -> CaptureRequest:
-    """The request with an engine or `off` instead of `auto`: warps get a budget, other engines no
-    selection.
-    """
+    """The request with an engine instead of `auto`: warps get a budget, others no selection."""
     if engine == "warps":
         # A line for each thread makes 32 times as many lines.
         budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS
@@ -340,9 +338,7 @@ def with_engine(request: CaptureRequest, engine: str) -> CaptureRequest:
 
 
 def with_fair_budget(request: CaptureRequest) -> CaptureRequest:
-    """The request with its warp budget restricted to the first launches of each kernel, unless it
-    selects launches itself.
-    """
+    """The request, whose warp budget is for the first launches of each kernel unless it selects launches."""
     if not request.gpu_warps or request.gpu_launches or request.gpu_launches_per_kernel is not None:
         return request
     return replace(request, gpu_launches_per_kernel=BUDGET_LAUNCHES)

@@ -1,6 +1,4 @@
-"""Totals of a recording that is read, also while it is being written: turns its events into rows for
-`Totals`.
-"""
+"""Totals of a recording that is read, also while it is written: its events become rows for `Totals`."""
 
 from __future__ import annotations
 

@@ -80,11 +80,6 @@ class Function:
     probe: Probe | None = field(default=None, compare=False)
     """The probe, where its calls have an effect on memory."""
 
-    @property
-    def shown_layer(self) -> str:
-        """The layer to show."""
-        return self.own or self.layer
-
 
 def function_of(probe: Probe) -> Function:
     """The function that a probe records."""
@@ -335,7 +330,7 @@ class Totals:
         for number, entered_ns in self._in_syscall.values():
             open_syscalls[number].append(entered_ns)
         functions = [
-            self._total(self._functions, number, function.shown_layer, function.name, open_calls)
+            self._total(self._functions, number, function.own or function.layer, function.name, open_calls)
             for number in self._functions.entered
             for function in [self._function(number)]
         ]
@@ -373,9 +368,7 @@ class Totals:
         )
 
     def _return_below(self, stack: list[_Open] | None, number: int, ts_ns: int) -> None:
-        """Take a return of a call that is not the thread's innermost one: the calls inside it have ended
-        unseen.
-        """
+        """Take the return of an outer call: the calls inside it have ended unseen."""
         for depth in range(len(stack or ()) - 1, -1, -1):
             assert stack is not None
             if stack[depth][0] == number:
@@ -596,9 +589,7 @@ class Histogram:
         self.count = self.total_ns = self.max_ns = 0
 
     def add(self, durations_ns: list[int]) -> None:
-        """Count durations, of which none is negative. As durations repeat, each distinct one is
-        placed once.
-        """
+        """Count durations, none of them negative. They repeat, so each distinct one is placed once."""
         if not durations_ns:
             return
         self.count += len(durations_ns)

@@ -41,17 +41,13 @@ class Thread(NamedTuple):
 
 
 def own_namespace() -> tuple[int, int] | None:
-    """Device and inode of this process's pid namespace; None for the initial one, whose ids are those of the
-    kernel.
-    """
+    """Device and inode of this pid namespace; None for the initial one, whose ids are the kernel's."""
     status = (_PROC / "self/ns/pid").stat()
     return None if status.st_ino == _INITIAL_PID_NAMESPACE else (status.st_dev, status.st_ino)
 
 
 def clock_ahead_ns() -> int:
-    """The offset that this process's time namespace adds to the kernel's CLOCK_MONOTONIC, which BPF programs
-    read.
-    """
+    """The offset of this time namespace to the kernel's CLOCK_MONOTONIC, which BPF programs read."""
     with suppress(OSError):  # Linux before 5.6 has no time namespaces
         for line in (_PROC / "self/timens_offsets").read_text().splitlines():
             clock, seconds, nanoseconds = line.split()

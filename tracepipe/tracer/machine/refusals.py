@@ -86,9 +86,7 @@ def _of(operations: frozenset[Operation], *numbers: int) -> Callable[[_Case], bo
 
 
 def _lacks_memlock(case: _Case) -> bool:
-    """Whether RLIMIT_MEMLOCK is the cause: before 5.11 maps counted against it, and exceeding it gave
-    EPERM.
-    """
+    """Whether RLIMIT_MEMLOCK is the cause: before 5.11 maps counted against it."""
     limit = case.machine.memlock_bytes
     return (
         case.error.errno in (errno.EPERM, errno.ENOMEM)

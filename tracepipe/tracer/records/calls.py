@@ -145,9 +145,7 @@ class Calls:
     def effect(
         self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
     ) -> None:
-        """Add the line of the effect of a call that returned, unless it had none or another line
-        reports it.
-        """
+        """Add the line of a returned call's effect, unless it had none or another line reports it."""
         done = self._effects.leave(tid, self._texts_of[number].probe, ts_ns, result, out)
         if done is not None:
             done.add_to(lines, where)

@@ -96,7 +96,10 @@ class Effects:
         if effect.kind == _TRANSFER:
             if not size_bytes or size_bytes < 0:
                 return None
-            direction = effect.direction(words) or thread.direction_around()
+            direction = effect.direction(words)
+            if not direction:  # that of the innermost open copy that has one
+                copies = ((one, given) for one, _, given in reversed(thread.open) if one.kind == _TRANSFER)
+                direction = next(filter(None, (one.direction(given) for one, given in copies)), "")
             return Done(effect, entered_ns, ts_ns, words, size_bytes, direction=direction)
         address = effect.address(words, out)
         is_nothing = not address if effect.kind in _FREEING else size_bytes is not None and size_bytes <= 0
@@ -107,9 +110,7 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The effect of a call that has returned; `size_bytes` is None where its arguments do not show
-    the size.
-    """
+    """The effect of a call that has returned; `size_bytes` is None where the arguments do not show it."""
 
     effect: _Effect
     entered_ns: int
@@ -158,13 +159,6 @@ class _Thread:
         self.open: list[tuple[_Effect, int, Words]] = []
         self.reported_ns: dict[str, int] = {}
 
-    def direction_around(self) -> str:
-        """The direction of the innermost open copy that has one; "" if none has."""
-        for effect, _, words in reversed(self.open):
-            if effect.kind == _TRANSFER and (direction := effect.direction(words)):
-                return direction
-        return ""
-
 
 class _Effect:
     """The effect of one probe's calls, and how it is read from their words."""
@@ -200,9 +194,7 @@ class _Effect:
         return "" if name == _UNDECIDED else name
 
     def _address_reader(self) -> Callable[[Words, int], int]:
-        """A function that reads the address of a call, from its words or its `out` argument; 0 if it is
-        unknown.
-        """
+        """Make the reader of an address, from a call's words or its `out` argument; 0 if it is unknown."""
         passed = self._values.get("address")
         if passed is not None:
             read = passed.reader()
@@ -214,9 +206,7 @@ class _Effect:
         return lambda words, out: 0
 
     def _size_reader(self) -> Callable[[Words], int | None]:
-        """A function that reads the size of a call in bytes; it returns None if the arguments do not
-        show it.
-        """
+        """Make the reader of a call's size in bytes, None where the arguments do not show it."""
         found = self._values
         known = ("size_bytes", "width_bytes", "count", "width")
         base = next((found[name] for name in known if name in found), None)

@@ -119,9 +119,7 @@ class Loss:
 
 
 def unread(count: int, start_ns: int, end_ns: int, error: OSError, *, bound: str = "at most") -> Loss:
-    """The loss of records that cannot be read back from a temporary file: their layers are unknown, and how
-    many of them were events.
-    """
+    """The loss of records that cannot be read back: their layers, and how many were events, are unknown."""
     reason = f"{bound}: not read back from a temporary file: {error.strerror}"
     return Loss(None, count, start_ns, end_ns, reason)
 

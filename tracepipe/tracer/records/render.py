@@ -192,9 +192,7 @@ class RecordRenderer:
     def _continue(
         self, lines: Lines, kind: int, ts_ns: int, tid: int, note: int, head: Head, where: Where
     ) -> None:
-        """Follow what threads are in, and before a record that does not fit that, add the missing begin or
-        end.
-        """
+        """Follow what threads are in; before a record that does not fit, add the missing begin or end."""
         if kind == CALL_ENTER:
             if head.phase == "B":
                 calls = self._in_calls.setdefault(tid, [])

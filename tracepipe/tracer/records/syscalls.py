@@ -78,35 +78,28 @@ ENDED = 0x10 | 0x20
 _LAST_ERROR = 4095  # by the kernel's convention, results from −4095 to −1 are errors
 
 Arguments = Callable[[int, int, int, int], str]
-"""A function that returns the members of a call's `args`, from its first four argument registers; "" for
-none.
-"""
-
-
-def signed32(value: int) -> int:
-    """The lower half of a register as an int."""
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >> 31 else value
+"""Makes the members of a call's `args`, "" for none, from its first four argument registers."""
 
 
 def syscall_arguments(name: str) -> Arguments:
     """A function that renders the arguments of a system call."""
     if name == "ioctl":
         commands = Texts(command_text)
-        return lambda fd, command, *_: f'"fd":{signed32(fd)},{commands[command]}'
+        # A descriptor is the lower half of its register, with a sign.
+        return lambda fd, command, *_: f'"fd":{(fd & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)},{commands[command]}'
     if name == "futex":
-        return _futex_arguments
+        # Its second argument's lower seven bits are the operation.
+        operations = Texts(
+            lambda number: f'"{FUTEX_OPERATIONS[number]}"' if number in FUTEX_OPERATIONS else str(number)
+        )
+        return lambda address, operation, value, _: (
+            f'"address":{address},"op":{operations[operation & 127]},"value":{value & 0xFFFFFFFF}'
+        )
     _, _, recorded = _CALLS.get(name, (0, 0, ()))
     pieces = [(f"{json.dumps(argument)}:", position) for argument, position in recorded]
     if not pieces:
         return lambda *_: ""
     return lambda *registers: ",".join([piece + str(registers[position]) for piece, position in pieces])
-
-
-def _futex_arguments(address: int, operation: int, value: int, _3: int) -> str:
-    name = FUTEX_OPERATIONS.get(operation & 127)
-    shown = f'"{name}"' if name else str(operation & 127)
-    return f'"address":{address},"op":{shown},"value":{value & 0xFFFFFFFF}'
 
 
 def syscall_result(register: int) -> str:

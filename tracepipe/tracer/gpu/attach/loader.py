@@ -224,9 +224,7 @@ class Process:
     """A process that a library can be loaded into."""
 
     def __init__(self, pid: int, library: Path) -> None:
-        """Examine it. Raises TracepipeError if there is no such process, CaptureUnavailable if it cannot be
-        used.
-        """
+        """Raises TracepipeError if there is no such process, CaptureUnavailable if it cannot be used."""
         self.pid = pid
         if platform.machine() != "x86_64":
             raise CaptureUnavailable(

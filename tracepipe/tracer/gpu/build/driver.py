@@ -198,9 +198,7 @@ def limits_of(
 
 
 def uuid_text(raw: bytes) -> str:
-    """The 16 bytes of a UUID as nvidia-smi writes them: `GPU-b823ecbd-bb17-cfb3-e35b-411dfeab51f3`; "" for
-    none.
-    """
+    """A UUID as nvidia-smi writes it: `GPU-b823ecbd-bb17-cfb3-e35b-411dfeab51f3`; "" for none."""
     digits = raw.hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     return "GPU-" + "-".join(parts) if raw else ""

@@ -487,9 +487,7 @@ class Channel:
         return piece if first == size else piece + self._map[_HEADER_BYTES : _HEADER_BYTES + size - first]
 
     def _state(self, piece: bytes, at: int) -> tuple[int, int]:
-        """The state of the record at `at` in the piece, 0 if none begins there, and where the next one
-        begins.
-        """
+        """The state of the record at `at`, 0 if none begins there, and where the next one begins."""
         if at + RECORD.size > len(piece):
             return 0, len(piece)
         tag, length, *_ = RECORD.unpack_from(piece, at)
@@ -508,9 +506,7 @@ class Channel:
         return at
 
     def _next_committed(self, piece: bytes, at: int, *, is_last: bool) -> int:
-        """Where the next committed record begins, which may continue in the next piece; the end if there is
-        none.
-        """
+        """Where the next committed record, or a part of one, begins in the piece; else its end."""
         words = memoryview(piece).cast("Q")
         for place in range(at, len(piece), ALIGNMENT):
             if words[place >> 3] ^ self._key == self._consumed + place | _COMMITTED:

@@ -223,9 +223,7 @@ class EvictedRecord(NamedTuple):
 
 
 class ChannelCarry:
-    """A `Carry`, which documents its methods: keeps what later records of a channel need from records that a
-    flight recorder evicts.
-    """
+    """A `Carry` of what later records of a channel need from records that are evicted."""
 
     def __init__(self, decoders: Iterable[Decoder]) -> None:
         self.memory = MemoryLimit()
@@ -281,9 +279,7 @@ class Finder:
 
 
 class ChannelSpans:
-    """A `SpanReader`, which documents its methods: finds long calls, kernels and ranges in a channel's
-    records.
-    """
+    """A `SpanReader` of long calls, kernels and ranges in a channel's records."""
 
     def __init__(self, wanted: Wanted, decoders: Iterable[Decoder]) -> None:
         self._wanted, self._memory = wanted, MemoryLimit()
