@@ -43,11 +43,10 @@ from tracepipe.tracer.engines.probes import check_machine
 from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.find.library import mappings
 from tracepipe.tracer.machine.facts import this_machine
-from tracepipe.tracer.machine.processes import comm_of, own_namespace, running_threads
+from tracepipe.tracer.machine.processes import all_threads, comm_of, own_namespace
 from tracepipe.tracer.machine.refusals import Operation, explain
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import DROP_LAYERS, FUNCTION_KINDS, RECORD, Loss
-from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Notify, Plan
 from tracepipe.units import counted
@@ -140,7 +139,6 @@ class BpftraceAttachment(Attachment):
         self.is_unordered = plan.filters.min_duration_ns > 0
         self._syscalls = SYSCALLS[platform.machine()]
         self._start_ns = time.monotonic_ns()
-        self._names: dict[int, str] = {}
         self._text_end = f"\x1f{secrets.token_hex(4)}"
         self._lines = Lines(plan.probes, self._text_end)
         self._processors = _processors()
@@ -167,10 +165,8 @@ class BpftraceAttachment(Attachment):
             self._order(scope.pids[0], Order.START)
             return
         self._order(0, Order.START)
-        known = {self._process.pid}
-        while found := [thread for thread in running_threads(scope) if thread.tid not in known]:
-            for thread in found:
-                known.add(thread.tid)
+        for thread in all_threads(scope):
+            if thread.tid != self._process.pid:
                 self._order(thread.pid << 32 | thread.tid, Order.TRACK)
                 self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
@@ -205,10 +201,6 @@ class BpftraceAttachment(Attachment):
         """The losses since the last call, exact for each layer: gaps in the sequence numbers of a thread."""
         losses, self._lines.losses = self._lines.losses, []
         return losses
-
-    def renderer(self) -> RecordRenderer:
-        start_ns = 0 if self._plan.scope.kind == "command" else self._start_ns
-        return RecordRenderer(self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names)
 
     def stop(self) -> None:
         """Wait for the last output, about 0.1 s, and kill bpftrace. A second call does nothing."""

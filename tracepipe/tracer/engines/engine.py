@@ -148,6 +148,12 @@ class Attachment:
         self.filtered: dict[str, int] = {}
         """Layer → events that a filter left out; complete after `stop`."""
         self._causes = plan.windows.causes if plan and plan.windows else ()
+        self._probes, self._values = (plan.probes, plan.values) if plan else ([], {})
+        self._is_of_command = plan is None or plan.scope.kind == "command"
+        self._syscalls: Mapping[int, str] = {}
+        self._start_ns = 0
+        self._names: dict[int, str] = {}
+        """Names of the threads that ran before `start`."""
         self._turned = b""
 
     def cover(self, plan: Plan, refused: Collection[int], notify: Notify) -> None:
@@ -176,7 +182,10 @@ class Attachment:
 
     def renderer(self) -> RecordRenderer:
         """The decoder of what `collect` returns, for a started recording; used on another thread."""
-        return RecordRenderer([], {}, {}, causes=self._causes)
+        start_ns = 0 if self._is_of_command else self._start_ns
+        return RecordRenderer(
+            self._probes, self._syscalls, self._values, start_ns, self._names, causes=self._causes
+        )
 
     def stop(self) -> None:
         """Detach every probe; `collect` and `lost` still return what was recorded before."""

@@ -28,7 +28,13 @@ from tracepipe.tracer.engines.attaching import TEXTS, Probing
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.engines.engine import Attachment, Turn
 from tracepipe.tracer.machine.facts import this_machine
-from tracepipe.tracer.machine.processes import clock_ahead_ns, comm_of, own_namespace, running_threads
+from tracepipe.tracer.machine.processes import (
+    all_threads,
+    clock_ahead_ns,
+    comm_of,
+    own_namespace,
+    running_threads,
+)
 from tracepipe.tracer.machine.refusals import SUDO, Operation, check_file_systems, explain
 from tracepipe.tracer.records.record import (
     DROP_LAYERS,
@@ -39,7 +45,6 @@ from tracepipe.tracer.records.record import (
     window_record,
     windows_in,
 )
-from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Cause, Notify, Plan
 
@@ -66,7 +71,6 @@ class ProbeAttachment(Attachment):
         self._namespace = own_namespace()
         self.is_unordered = plan.filters.min_duration_ns > 0 or self._namespace is not None
         self._start_ns = time.monotonic_ns()
-        self._names: dict[int, str] = {}
         self._counted_drops: dict[int, int] = {}
         self._polled_ns = time.monotonic_ns()
         self._marks: deque[tuple[int, bytes]] = deque()  # (bytes in the ring before it, record of a window)
@@ -117,12 +121,9 @@ class ProbeAttachment(Attachment):
                 self._maps.adopt(thread.pid)
                 self._names[thread.tid] = comm_of(thread.pid, thread.tid)
         else:
-            known: set[int] = set()
-            while found := [thread for thread in running_threads(scope) if thread.tid not in known]:
-                for thread in found:
-                    self._maps.track(thread.tid, thread.pid)
-                    known.add(thread.tid)
-                    self._names[thread.tid] = comm_of(thread.pid, thread.tid)
+            for thread in all_threads(scope):
+                self._maps.track(thread.tid, thread.pid)
+                self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
     def prepare(self) -> None:
         assert self._probing is not None
@@ -242,13 +243,6 @@ class ProbeAttachment(Attachment):
             losses.append(Loss(layer, missed, self._polled_ns, now_ns, _MISSED))
         self._polled_ns = now_ns
         return losses
-
-    def renderer(self) -> RecordRenderer:
-        start_ns = 0 if self._plan.scope.kind == "command" else self._start_ns
-        causes = self._plan.windows.causes if self._plan.windows else ()
-        return RecordRenderer(
-            self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names, causes=causes
-        )
 
     def stop(self) -> None:
         """Stop recording, and detach. A second call does nothing."""

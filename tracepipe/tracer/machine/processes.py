@@ -69,6 +69,14 @@ def running_threads(scope: Scope) -> Iterator[Thread]:
         yield from (Thread(tid, pid) for tid in tids)
 
 
+def all_threads(scope: Scope) -> Iterator[Thread]:
+    """The running threads of a scope, also those that begin while the first ones are used."""
+    known: set[Thread] = set()
+    while found := set(running_threads(scope)) - known:
+        yield from found
+        known |= found
+
+
 def comm_of(pid: int, tid: int = 0) -> str:
     """The name of a thread, or of the process's first thread without a `tid`; "" if it has ended."""
     try:
