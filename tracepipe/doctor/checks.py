@@ -14,7 +14,7 @@ from tracepipe.tracer.gpu.build.driver import Driver, Version
 from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Toolchain
 from tracepipe.tracer.gpu.engines.counters import ADMIN_ONLY_HINT
 from tracepipe.tracer.machine.facts import CAPABILITIES, Machine
-from tracepipe.tracer.machine.refusals import SUDO, Operation, check_file_systems, explain
+from tracepipe.tracer.machine.refusals import OLDEST, SUDO, Operation, check_file_systems, explain
 from tracepipe.units import counted
 
 State = Literal["works", "limited", "fails", "absent"]
@@ -51,7 +51,6 @@ class Examination:
 Area = Callable[[Examination], Iterator[Diagnosis]]
 
 
-OLDEST = (5, 15)
 _FILES_NEEDED = 256  # a capture's maps, links and pipes, and Python's files, with some reserve
 _FILES_WANTED = 8192  # one for each entry and return if functions are probed one by one
 _ELSEWHERE = "Capture on Linux, on x86-64 or aarch64; files are converted anywhere."

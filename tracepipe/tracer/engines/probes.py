@@ -35,7 +35,7 @@ from tracepipe.tracer.machine.processes import (
     own_namespace,
     running_threads,
 )
-from tracepipe.tracer.machine.refusals import SUDO, Operation, check_file_systems, explain
+from tracepipe.tracer.machine.refusals import OLDEST, SUDO, Operation, check_file_systems, explain
 from tracepipe.tracer.records.record import (
     DROP_LAYERS,
     UNSEEN,
@@ -54,8 +54,6 @@ _MISSED = "at most: the kernel skipped the probe's program, as another program w
 _UNSEEN = (
     "wakeups and migrations in interrupts of perf or of another BPF program: the kernel runs no second one"
 )
-
-_OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
 class ProbeAttachment(Attachment):
@@ -397,7 +395,7 @@ def check_machine() -> None:
         )
     release = platform.release()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
-    if numbers < _OLDEST:
+    if numbers < OLDEST:
         raise CaptureUnavailable(f"Kernel {release} is too old for capture.", "Use Linux 5.15 or later.")
     check_file_systems(this_machine())
     if os.geteuid() != 0:

@@ -1,8 +1,6 @@
 """Why the kernel refused a request of the capture, and how to fix it: the one place that interprets errno.
 
-    operation ──┐
-    errno ──────┼──▶ first fitting line of _REASONS ──▶ what happened, what to do
-    machine ────┘
+    operation, errno, machine ──▶ the first condition that applies ──▶ what happened, what to do
 
 Measured on 6.1 and 6.18: without privileges bpf(2) answers EPERM and perf_event_open(2) EACCES; a filter of
 system calls answers EPERM (Docker's) or ENOSYS (newer ones) for both.
@@ -12,8 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 from tracepipe.errors import CaptureUnavailable
@@ -25,7 +21,7 @@ _CONTAINER_FLAGS = "--privileged"
 SUDO = 'sudo -E env "PATH=$PATH" tracepipe …'
 """Also finds tracepipe and the command in a virtual environment, as sudo alone uses its own search path."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-_OLDEST = (5, 15)  # bpf_get_attach_cookie
+OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
 class Operation(Enum):
@@ -43,202 +39,132 @@ class Operation(Enum):
     CAPTURE = "a capture"
 
 
-_UPROBE = frozenset({Operation.UPROBES, Operation.UPROBE, Operation.ANY})
-_KPROBE = frozenset({Operation.KPROBES, Operation.KPROBE, Operation.ANY})
-_PERF = frozenset({Operation.UPROBE, Operation.KPROBE, Operation.TRACEPOINT})
-_MULTI = frozenset({Operation.UPROBES, Operation.KPROBES})
+_UPROBES = (Operation.UPROBES, Operation.UPROBE)
+_KPROBES = (Operation.KPROBES, Operation.KPROBE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    operation: Operation
-    error: OSError
-    machine: Machine
-
-    @property
-    def is_denial(self) -> bool:
-        return self.error.errno in (errno.EPERM, errno.EACCES)
-
-    @property
-    def is_root(self) -> bool:
-        return self.machine.euid == 0
-
-    @property
-    def is_contained(self) -> bool:
-        return bool(self.machine.container) or self.machine.is_initial_pid_namespace is False
-
-
-@dataclass(frozen=True, slots=True)
-class _Reason:
-    """A cause: if `fits`, the message, with places for {what} and {error}, and the hint."""
-
-    fits: Callable[[_Case], bool]
-    happened: str
-    fix: str
-
-
-def _is(*numbers: int) -> Callable[[_Case], bool]:
-    return lambda case: case.error.errno in numbers
-
-
-def _of(operations: frozenset[Operation], *numbers: int) -> Callable[[_Case], bool]:
-    return lambda case: case.operation in operations and case.error.errno in numbers
-
-
-def _lacks_memlock(case: _Case) -> bool:
-    """Whether RLIMIT_MEMLOCK is the cause: before 5.11 maps counted against it."""
-    limit = case.machine.memlock_bytes
-    return (
-        case.error.errno in (errno.EPERM, errno.ENOMEM)
-        and (0, 0) < case.machine.kernel < (5, 11)
-        and limit is not None
-        and 0 <= limit < 64 << 20
-        and case.is_root
-        and case.operation in (Operation.MAP, Operation.PROGRAM, Operation.ANY)
+def _reason(operation: Operation, error: OSError, machine: Machine) -> tuple[str, str]:
+    """What happened, and how to fix it. Particular causes are before general ones."""
+    number, what, text = error.errno, operation.value, _text(error)
+    is_denial, is_root = number in (errno.EPERM, errno.EACCES), machine.euid == 0
+    may = machine.has("CAP_SYS_ADMIN")
+    # Before 5.11 maps counted against RLIMIT_MEMLOCK, and exceeding it gave EPERM.
+    locks = operation in (Operation.MAP, Operation.PROGRAM, Operation.ANY) and (0, 0) < machine.kernel < (
+        5,
+        11,
     )
-
-
-def _is_filtered(case: _Case) -> bool:
-    may = case.machine.has("CAP_SYS_ADMIN")
-    return bool(case.machine.seccomp) and (case.error.errno == errno.ENOSYS or (case.is_denial and may))
-
-
-# The first that fits applies, so particular causes are before general ones.
-_REASONS = (
-    _Reason(
-        _lacks_memlock,
-        "This process may not lock enough memory for {what} on this kernel.",
-        "ulimit -l unlimited",
-    ),
-    _Reason(
-        lambda case: case.is_denial and case.machine.lockdown == "confidentiality" and case.is_root,
-        "The kernel is locked down (confidentiality) and allows no tracing: {error}.",
-        "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation).",
-    ),
-    _Reason(
-        _is_filtered,
-        "A system call filter (seccomp) denies this process {what}: {error}.",
-        f"Start the container with {_CONTAINER_FLAGS} (or --security-opt seccomp=unconfined).",
-    ),
-    _Reason(
-        _is(errno.ENOSYS),
-        "This kernel has no bpf or perf_event_open system call.",
-        "Use a kernel with CONFIG_BPF_SYSCALL and CONFIG_PERF_EVENTS.",
-    ),
-    _Reason(
-        lambda case: (
-            case.is_denial
-            and case.operation in _PERF
-            and not case.machine.has("CAP_SYS_ADMIN")
-            and case.machine.has("CAP_BPF")
-            and case.machine.has("CAP_PERFMON")
-        ),
-        "CAP_BPF and CAP_PERFMON without CAP_SYS_ADMIN do not allow {what}: {error}.",
-        f"{SUDO}   (or Linux 6.6, where functions are probed without perf events)",
-    ),
-    _Reason(
-        lambda case: case.is_denial and not case.is_root,
-        "Capture with eBPF needs root: {error}.",
-        SUDO,
-    ),
-    _Reason(
-        lambda case: case.is_denial and case.machine.is_initial_user_namespace is False,
-        "The root user of a user namespace (a rootless container) is denied {what}: {error}.",
-        f"Run it as root outside of it: sudo, or sudo podman run {_CONTAINER_FLAGS} …",
-    ),
-    _Reason(
-        lambda case: case.is_denial and case.is_contained and not case.machine.has("CAP_SYS_ADMIN"),
-        "This container denies its root user {what}: {error}.",
-        f"Start the container with {_CONTAINER_FLAGS}.",
-    ),
-    _Reason(
-        lambda case: case.is_denial and not case.machine.has("CAP_SYS_ADMIN"),
-        "This process is root without CAP_SYS_ADMIN, and is denied {what}: {error}.",
-        f"Run it with all capabilities; start a container with {_CONTAINER_FLAGS}.",
-    ),
-    _Reason(
-        lambda case: case.is_denial,
-        "A security policy of this machine denies this process {what}: {error}.",
-        "Look for the denial in the log of SELinux, AppArmor or the container: journalctl -k -g denied",
-    ),
-    _Reason(
-        _is(errno.EMFILE),
-        "This process may not open enough files for {what}.",
-        "ulimit -n 8192",
-    ),
-    _Reason(_is(errno.ENFILE), "The system has too many open files.", "sysctl fs.file-max=1000000"),
-    _Reason(
-        _is(errno.ENOMEM),
-        "There is not enough memory for {what}: {error}.",
-        "Lower --ring-bytes, or raise the limit of the process (ulimit -v) or the container (memory.max).",
-    ),
-    _Reason(
-        _is(errno.EAGAIN),
-        "A limit of processes, threads or memory was reached for {what}: {error}.",
-        "ulimit -u unlimited; ulimit -v unlimited; in a container, raise the cgroup's pids.max.",
-    ),
-    _Reason(
-        _of(_UPROBE | _KPROBE, ENOTSUPP),
-        "The first instruction of the function cannot be probed.",
-        "Leave the function out: --exclude NAME.",
-    ),
-    _Reason(
-        lambda case: (
-            case.error.errno == errno.ENOENT and str(case.error.filename or "").endswith("uprobe/type")
-        ),
-        "This kernel has no uprobes.",
-        "Use a kernel with CONFIG_UPROBES and CONFIG_UPROBE_EVENTS.",
-    ),
-    _Reason(
-        lambda case: (
-            case.error.errno == errno.ENOENT and str(case.error.filename or "").endswith("kprobe/type")
-        ),
-        "This kernel has no kprobes.",
-        "Use a kernel with CONFIG_KPROBES and CONFIG_KPROBE_EVENTS; the other layers need neither.",
-    ),
-    _Reason(
-        _of(_UPROBE - {Operation.ANY}, errno.ENOENT),
-        "The file to probe does not exist here: {error}.",
-        "Check the path; a container's files are not those of its host.",
-    ),
-    _Reason(
-        _of(_KPROBE - {Operation.ANY}, errno.ENOENT, errno.EADDRNOTAVAIL, errno.ESRCH),
-        "The kernel has no such function that can be probed: {error}.",
-        "tracepipe hooks test HOOK   shows which functions there are.",
-    ),
-    _Reason(
-        _of(frozenset({Operation.TRACEPOINT, Operation.TRACEFS}), errno.ENOENT, errno.ENODEV),
-        "The kernel does not show its tracepoints: {error}.",
-        f"mount -t tracefs none /sys/kernel/tracing   (a container needs {_CONTAINER_FLAGS})",
-    ),
-    _Reason(
-        lambda case: (
-            case.error.errno in (errno.EINVAL, errno.E2BIG) and (0, 0) < case.machine.kernel < _OLDEST
-        ),
-        "Linux {release} is too old for {what}.",
-        "Use Linux 5.15 or later.",
-    ),
-    _Reason(
-        _of(_MULTI, errno.EINVAL, errno.EOPNOTSUPP, errno.E2BIG),
-        "This kernel does not support {what}: they are attached one by one, and detach slowly.",
-        "Use Linux 6.6 or later (kernel functions: 5.18 with CONFIG_FPROBE).",
-    ),
-    _Reason(
-        _of(frozenset({Operation.UPROBE}), errno.EINVAL),
-        "The place to probe is outside of the file's code: {error}.",
-        "Check that the file is the one that is loaded; reinstall the library if it was replaced.",
-    ),
-    _Reason(
-        _of(frozenset({Operation.PROGRAM}), errno.EINVAL),
-        "The kernel's verifier refused {what}: {error}.",
-        "Try --method bcc or --method bpftrace, and report it with this message.",
-    ),
-    _Reason(
-        _is(errno.EBUSY),
-        "Another tool already uses {what}: {error}.",
-        "End other tracers (perf, bpftrace, ftrace) and try again.",
-    ),
-)
+    is_limited = machine.memlock_bytes is not None and 0 <= machine.memlock_bytes < 64 << 20
+    if number in (errno.EPERM, errno.ENOMEM) and locks and is_limited and is_root:
+        return f"This process may not lock enough memory for {what} on this kernel.", "ulimit -l unlimited"
+    if is_denial and machine.lockdown == "confidentiality" and is_root:
+        return (
+            f"The kernel is locked down (confidentiality) and allows no tracing: {text}.",
+            "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation).",
+        )
+    if machine.seccomp and (number == errno.ENOSYS or (is_denial and may)):
+        return (
+            f"A system call filter (seccomp) denies this process {what}: {text}.",
+            f"Start the container with {_CONTAINER_FLAGS} (or --security-opt seccomp=unconfined).",
+        )
+    if number == errno.ENOSYS:
+        return (
+            "This kernel has no bpf or perf_event_open system call.",
+            "Use a kernel with CONFIG_BPF_SYSCALL and CONFIG_PERF_EVENTS.",
+        )
+    by_perf = operation in (Operation.UPROBE, Operation.KPROBE, Operation.TRACEPOINT)
+    if is_denial and by_perf and not may and machine.has("CAP_BPF") and machine.has("CAP_PERFMON"):
+        return (
+            f"CAP_BPF and CAP_PERFMON without CAP_SYS_ADMIN do not allow {what}: {text}.",
+            f"{SUDO}   (or Linux 6.6, where functions are probed without perf events)",
+        )
+    if is_denial and not is_root:
+        return f"Capture with eBPF needs root: {text}.", SUDO
+    if is_denial and machine.is_initial_user_namespace is False:
+        return (
+            f"The root user of a user namespace (a rootless container) is denied {what}: {text}.",
+            f"Run it as root outside of it: sudo, or sudo podman run {_CONTAINER_FLAGS} …",
+        )
+    if is_denial and not may and (machine.container or machine.is_initial_pid_namespace is False):
+        return (
+            f"This container denies its root user {what}: {text}.",
+            f"Start the container with {_CONTAINER_FLAGS}.",
+        )
+    if is_denial and not may:
+        return (
+            f"This process is root without CAP_SYS_ADMIN, and is denied {what}: {text}.",
+            f"Run it with all capabilities; start a container with {_CONTAINER_FLAGS}.",
+        )
+    if is_denial:
+        return (
+            f"A security policy of this machine denies this process {what}: {text}.",
+            "Look for the denial in the log of SELinux, AppArmor or the container: journalctl -k -g denied",
+        )
+    if number == errno.EMFILE:
+        return f"This process may not open enough files for {what}.", "ulimit -n 8192"
+    if number == errno.ENFILE:
+        return "The system has too many open files.", "sysctl fs.file-max=1000000"
+    if number == errno.ENOMEM:
+        return (
+            f"There is not enough memory for {what}: {text}.",
+            "Lower --ring-bytes, or raise the limit of the process (ulimit -v) or the container "
+            "(memory.max).",
+        )
+    if number == errno.EAGAIN:
+        return (
+            f"A limit of processes, threads or memory was reached for {what}: {text}.",
+            "ulimit -u unlimited; ulimit -v unlimited; in a container, raise the cgroup's pids.max.",
+        )
+    if number == ENOTSUPP and operation in (*_UPROBES, *_KPROBES, Operation.ANY):
+        return (
+            "The first instruction of the function cannot be probed.",
+            "Leave the function out: --exclude NAME.",
+        )
+    for kind, also in (("uprobe", ""), ("kprobe", "; the other layers need neither")):
+        if number == errno.ENOENT and str(error.filename or "").endswith(f"{kind}/type"):
+            configured = f"CONFIG_{kind.upper()}S and CONFIG_{kind.upper()}_EVENTS"
+            return f"This kernel has no {kind}s.", f"Use a kernel with {configured}{also}."
+    if number == errno.ENOENT and operation in _UPROBES:
+        return (
+            f"The file to probe does not exist here: {text}.",
+            "Check the path; a container's files are not those of its host.",
+        )
+    if number in (errno.ENOENT, errno.EADDRNOTAVAIL, errno.ESRCH) and operation in _KPROBES:
+        return (
+            f"The kernel has no such function that can be probed: {text}.",
+            "tracepipe hooks test HOOK   shows which functions there are.",
+        )
+    if number in (errno.ENOENT, errno.ENODEV) and operation in (Operation.TRACEPOINT, Operation.TRACEFS):
+        return (
+            f"The kernel does not show its tracepoints: {text}.",
+            f"mount -t tracefs none /sys/kernel/tracing   (a container needs {_CONTAINER_FLAGS})",
+        )
+    if number in (errno.EINVAL, errno.E2BIG) and (0, 0) < machine.kernel < OLDEST:
+        return f"Linux {machine.release} is too old for {what}.", "Use Linux 5.15 or later."
+    several = (Operation.UPROBES, Operation.KPROBES)
+    if number in (errno.EINVAL, errno.EOPNOTSUPP, errno.E2BIG) and operation in several:
+        return (
+            f"This kernel does not support {what}: they are attached one by one, and detach slowly.",
+            "Use Linux 6.6 or later (kernel functions: 5.18 with CONFIG_FPROBE).",
+        )
+    if number == errno.EINVAL and operation == Operation.UPROBE:
+        return (
+            f"The place to probe is outside of the file's code: {text}.",
+            "Check that the file is the one that is loaded; reinstall the library if it was replaced.",
+        )
+    if number == errno.EINVAL and operation == Operation.PROGRAM:
+        return (
+            f"The kernel's verifier refused {what}: {text}.",
+            "Try --method bcc or --method bpftrace, and report it with this message.",
+        )
+    if number == errno.EBUSY:
+        return (
+            f"Another tool already uses {what}: {text}.",
+            "End other tracers (perf, bpftrace, ftrace) and try again.",
+        )
+    return (
+        f"The kernel refused {what}: {text}.",
+        "Check the kernel: it needs CONFIG_UPROBES, CONFIG_BPF_EVENTS, CONFIG_FTRACE_SYSCALLS.",
+    )
 
 
 def check_file_systems(machine: Machine) -> None:
@@ -256,15 +182,7 @@ def check_file_systems(machine: Machine) -> None:
 
 def explain(operation: Operation, error: OSError, machine: Machine | None = None) -> CaptureUnavailable:
     """The meaning of the kernel's answer to `operation` on this machine, and how to fix it."""
-    case = _Case(operation, error, machine or this_machine())
-    words = {"what": operation.value, "error": _text(error), "release": case.machine.release}
-    for reason in _REASONS:
-        if reason.fits(case):
-            return CaptureUnavailable(reason.happened.format(**words), reason.fix)
-    return CaptureUnavailable(
-        "The kernel refused {what}: {error}.".format(**words),
-        "Check the kernel: it needs CONFIG_UPROBES, CONFIG_BPF_EVENTS, CONFIG_FTRACE_SYSCALLS.",
-    )
+    return CaptureUnavailable(*_reason(operation, error, machine or this_machine()))
 
 
 def shortage_of(error: BaseException) -> CaptureUnavailable | None:
