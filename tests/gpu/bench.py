@@ -15,8 +15,7 @@ import pytest
 from tests.support.gpu_records import warp_renderer
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, this_toolchain
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
-from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 from tracepipe.tracer.gpu.engines.warps import WarpStream
 from tracepipe.tracer.request import CaptureRequest
 

@@ -21,8 +21,7 @@ from tracepipe.event.sm_limits import sm_limits
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
 from tracepipe.tracer.gpu.engines.kernels import KernelStream
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
-from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.standin import needs
 from tracepipe.tracer import CaptureRequest, capture
-from tracepipe.tracer.live.sink import LiveSink
+from tracepipe.tracer.live.totals import LiveSink
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 

@@ -24,7 +24,7 @@ import pytest
 from tests.support.live_records import ENTER, RETURN, F, plan, record
 from tracepipe.terminal import live_view as live_view_module
 from tracepipe.terminal.live_view import CommandOutput, live_view
-from tracepipe.tracer.live.sink import LiveSink
+from tracepipe.tracer.live.totals import LiveSink
 
 _CONTROL = re.compile(rb"\x1b\[(\?25[lh]|(\d*)([A-Za-z])|[\d;]*m)|[\r\n]|[^\x1b\r\n]+")
 PATIENCE_S = 60

@@ -9,8 +9,8 @@ from typing import Any
 
 from tracepipe.tracer.gpu.engines.annotations import AnnotationDecoder
 from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.engines.stalls import StallDecoder
+from tracepipe.tracer.gpu.engines.streams import GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.engines.warps import WarpDecoder
 from tracepipe.tracer.request import CaptureRequest
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
+from tracepipe.tracer.gpu.engines.streams import GpuRenderer
 
 
 class Recorded:

@@ -20,8 +20,7 @@ from tracepipe.hooks.hook import (
     TracepointPlace,
 )
 from tracepipe.tracer.engines import bpftrace
-from tracepipe.tracer.engines.bpftrace import BpftraceEngine, Clock, Lines
-from tracepipe.tracer.engines.bpftrace_script import IDLE, Script, comparison
+from tracepipe.tracer.engines.bpftrace import IDLE, BpftraceEngine, Clock, Lines, Script, comparison
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD
 from tracepipe.tracer.request import Filters, Plan, Scope

@@ -20,8 +20,7 @@ from tracepipe.hooks.hook import (
     TracepointPlace,
 )
 from tracepipe.tracer.bpf.bytecode import FIELDS, PROGRAMS, SHIPPED, Constant, filled_in, source_digest
-from tracepipe.tracer.bpf.maps import Maps
-from tracepipe.tracer.bpf.specs import SPEC_BYTES, is_paired, spec_of
+from tracepipe.tracer.bpf.maps import SPEC_BYTES, Maps, is_paired, spec_of
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Filters
 

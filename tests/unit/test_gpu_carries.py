@@ -16,7 +16,7 @@ from tracepipe.tracer.gpu.engines.annotations import (
 )
 from tracepipe.tracer.gpu.engines.channel import Kind
 from tracepipe.tracer.gpu.engines.kernels import LAYERS, TAKEN, KernelDecoder, KernelKind
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
+from tracepipe.tracer.gpu.engines.streams import GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.engines.warps import WarpDecoder, WarpKind
 
 Line = dict[str, Any]

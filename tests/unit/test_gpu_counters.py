@@ -42,8 +42,7 @@ from tracepipe.tracer.gpu.engines.counters import (
     start_counters,
 )
 from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, ProcessDecoder
-from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer, ProcessDecoder
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.record import Loss
 

@@ -26,8 +26,7 @@ from tracepipe.tracer.gpu.engines.kernels import (
     KernelKind,
     KernelStream,
 )
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
-from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20

@@ -29,7 +29,7 @@ from tracepipe.tracer.gpu.engines.channel import (
     MemoryLimit,
     add_loss,
 )
-from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK, GpuRenderer
+from tracepipe.tracer.gpu.engines.streams import FRAME, STACK, GpuRenderer
 
 Make = Callable[[], GpuRenderer]
 

@@ -17,8 +17,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.engines import api_calls
 from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.channel import GPU, NAME, Channel, Kind
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
-from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 from tracepipe.tracer.gpu.engines.warps import WarpStream, thread_lines
 from tracepipe.tracer.request import CaptureRequest
 

@@ -38,10 +38,10 @@ from tests.support.live_records import (
     record,
 )  # fmt: skip
 from tracepipe.terminal.live_table import View, functions_that_fit, ordered, view_lines
-from tracepipe.tracer.live.sink import LiveSink
 from tracepipe.tracer.live.totals import (
     FunctionTotal,
     Histogram,
+    LiveSink,
     MemoryTotal,
     Snapshot,
     ThreadTotal,

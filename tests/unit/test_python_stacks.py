@@ -19,7 +19,7 @@ from tests.unit.test_python_frames import VERSIONS, interpreter
 from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.engines.channel import NAME, Channel, Kind, records
 from tracepipe.tracer.gpu.engines.kernels import CALL, KernelKind
-from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK
+from tracepipe.tracer.gpu.engines.streams import FRAME, STACK
 
 PROGRAM = SOURCES / "stacks_of_python.py"
 FRAMES_MAX = 128

@@ -14,7 +14,7 @@ from tracepipe.errors import InputError
 from tracepipe.hooks.hook import Condition, FilePlace, KernelPlace, Selection, TracepointPlace
 from tracepipe.hooks.names import HookIndex, base_names
 from tracepipe.hooks.sets import HookSet, load_set, read_hooks
-from tracepipe.tracer.bpf.specs import text_field
+from tracepipe.tracer.bpf.maps import text_field
 from tracepipe.tracer.find import kernel as find_kernel
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.find.kernel import interrupts_of

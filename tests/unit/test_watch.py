@@ -15,14 +15,13 @@ from tests.unit.test_capture_record import PROBES, raw
 from tests.unit.test_gpu_carries import entry, leave
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, hello, kernel, name, record
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.flight import Condition, Conditions, Watch
 from tracepipe.tracer.gpu.engines.annotations import AnnotationKind
 from tracepipe.tracer.gpu.engines.kernels import KernelKind
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
-from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 from tracepipe.tracer.records.record import CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Filters, Last, Plan, Scope
-from tracepipe.tracer.watch import Condition, Conditions, Watch
 
 MS = 10**6
 PLAN = Plan((), (), PROBES, Scope("system"), Filters(), 4096)
@@ -33,7 +32,7 @@ FUTEX = {name: number for number, name in SYSCALLS[platform.machine()].items()}[
 @pytest.fixture(autouse=True)
 def threads_are_believed_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container, whatever threads this machine has."""
-    monkeypatch.setattr("tracepipe.tracer.watch.own_namespace", lambda: (1, 1))
+    monkeypatch.setattr("tracepipe.tracer.flight.own_namespace", lambda: (1, 1))
 
 
 class Device:
@@ -265,7 +264,7 @@ def test_a_system_call_without_an_end_is_written_unless_its_end_was_lost() -> No
 
 
 def test_calls_of_a_thread_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.tracer.watch.own_namespace", lambda: None)
+    monkeypatch.setattr("tracepipe.tracer.flight.own_namespace", lambda: None)
     gone, here = 1 << 30, os.getpid()
     watching = watch("syscall:futex > 50ms", "cuInit > 50ms", plan=WITH_SYSCALLS)
     watching.add(raw(SYSCALL_ENTER, FUTEX, ts_ns=0, tid=gone) + enter("cuInit", 0, tid=gone))

@@ -36,7 +36,7 @@ from tracepipe.tracer.summary import CaptureSummary, summary_lines
 if TYPE_CHECKING:
     from tracepipe.tracer.engines.engine import Store
     from tracepipe.tracer.live.recorded import RecordedTotals
-    from tracepipe.tracer.live.sink import LiveSink
+    from tracepipe.tracer.live.totals import LiveSink
 
 __all__ = [
     "Files", "NumberedOutputs", "OutputNames", "record", "summary_lines", "title_of", "watch",
@@ -230,7 +230,7 @@ def watch(
 ) -> CaptureSummary:
     """Capture in a view of the totals, and into a file too, if `output` names one. Raises as `record`."""
     from tracepipe.tracer import capture
-    from tracepipe.tracer.live.sink import LiveSink
+    from tracepipe.tracer.live.totals import LiveSink
 
     totals = LiveSink()
     with view(totals):

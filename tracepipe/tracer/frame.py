@@ -19,8 +19,7 @@ from tracepipe.tracer.machine.processes import clock_ahead_ns
 from tracepipe.tracer.request import CALL_LAYERS, CaptureRequest
 
 if TYPE_CHECKING:
-    from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
-    from tracepipe.tracer.gpu.engines.streams import GpuEngine
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # The options of the request that a header has where they differ from the default.

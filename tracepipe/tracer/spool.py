@@ -31,7 +31,7 @@ from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.request import Limits, Plan
 
 if TYPE_CHECKING:
-    from tracepipe.tracer.gpu.engines.renderer import GpuRenderer
+    from tracepipe.tracer.gpu.engines.streams import GpuRenderer
 
 _PIECE_BYTES = 64 * 4096  # rendered in one call: 4096 records
 _LEAST_BYTES = 256 * RECORD_BYTES  # the smallest piece that is written where a disk is nearly full

@@ -36,7 +36,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import NAMING_EFFECTS, FilePlace, KernelPlace, Probe, TracepointPlace
 from tracepipe.tracer.bpf import bpf
 from tracepipe.tracer.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field
-from tracepipe.tracer.bpf.specs import text_field
+from tracepipe.tracer.bpf.maps import text_field
 from tracepipe.tracer.find.kernel import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.tracer.request import Cause, Plan, TriggerPlace
 

@@ -22,8 +22,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
 from tracepipe.tracer.bpf import bpf
 from tracepipe.tracer.bpf.bytecode import SHIPPED, Constant, Field, compiled, filled_in, import_bcc
-from tracepipe.tracer.bpf.maps import Control, Maps
-from tracepipe.tracer.bpf.specs import is_paired, spec_of
+from tracepipe.tracer.bpf.maps import Control, Maps, is_paired, spec_of
 from tracepipe.tracer.engines.attaching import TEXTS, Probing
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.engines.engine import Attachment, Turn

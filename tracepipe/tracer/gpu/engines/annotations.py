@@ -34,15 +34,15 @@ from tracepipe.tracer.gpu.engines.channel import (
     Malformed,
     MemoryLimit,
 )
-from tracepipe.tracer.gpu.engines.renderer import (
+from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
     EvictedRecord,
     Finder,
     Keeper,
     Recording,
+    RecordStream,
     WantedNames,
 )
-from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import NVTX, Carried, Span, Wanted
 

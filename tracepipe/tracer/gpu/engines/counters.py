@@ -51,8 +51,7 @@ from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.build.driver import Owner, driver_environment
 from tracepipe.tracer.gpu.build.toolchain import INSTALL, NATIVE, Toolchain, find_parts
 from tracepipe.tracer.gpu.engines.channel import MALFORMED, RECORD, GpuRecord, Kind, Malformed, whole_bytes
-from tracepipe.tracer.gpu.engines.renderer import Decoder, Recording
-from tracepipe.tracer.gpu.engines.streams import RecordStream
+from tracepipe.tracer.gpu.engines.streams import Decoder, Recording, RecordStream
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss

@@ -41,7 +41,8 @@ from tracepipe.tracer.gpu.engines.channel import (
     put_bounded,
     text,
 )
-from tracepipe.tracer.gpu.engines.renderer import (
+from tracepipe.tracer.gpu.engines.stalls import STALL_LAYER, STALLS_VARIABLE, StallDecoder, StallKind
+from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
     Finder,
     Keeper,
@@ -49,11 +50,10 @@ from tracepipe.tracer.gpu.engines.renderer import (
     Process,
     ProcessDecoder,
     Recording,
+    RecordStream,
     WantedName,
     WantedNames,
 )
-from tracepipe.tracer.gpu.engines.stalls import STALL_LAYER, STALLS_VARIABLE, StallDecoder, StallKind
-from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import CALL as CALL_SPAN

@@ -23,7 +23,7 @@ from tracepipe.tracer.gpu.engines.channel import (
     printable,
     text,
 )
-from tracepipe.tracer.gpu.engines.renderer import Decoder, Process, Recording
+from tracepipe.tracer.gpu.engines.streams import Decoder, Process, Recording
 from tracepipe.tracer.records.line import Lines
 
 STALLS_VARIABLE: Final = "TRACEPIPE_GPU_STALLS"

@@ -1,24 +1,478 @@
-"""A GPU engine is a channel to the processes of a command, and the streams of records that it collects.
+"""A GPU engine: a channel to the processes of a command, and the streams of records that it collects.
 
-libraries in the command ──▶ Channel ──────┬─▶ GpuEngine ──▶ chunks ──▶ GpuRenderer
-samplers of the GPUs ──▶ CounterStream ────┘
+    libraries in the command ──▶ Channel ──┬─▶ GpuEngine ──▶ chunks ─┬─▶ GpuRenderer    lines and losses
+    samplers of the GPUs ──▶ CounterStream ┘                         ├─▶ ChannelCarry   what later ones need
+                                                                     └─▶ ChannelSpans   long calls, kernels
 
-KernelStream, StallStream, WarpStream and AnnotationStream are of what comes through the channel. A stream
-states the layers that it adds, what the command's environment needs, and the decoders of its kinds of
-records.
+A stream states the layers that it adds, what the command's environment needs, and a `Decoder` for each kind
+of its records, with a `Keeper` of what later records need of evicted ones, and a `Finder` of long calls,
+kernels and ranges. The decoders of a renderer share a `Recording`: limits, losses, processes, GPUs and Python
+stacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
+from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT
+from tracepipe.kernel_names import short_kernel_name
 from tracepipe.tracer.engines.engine import Turn
-from tracepipe.tracer.gpu.engines.channel import CHANNEL_BYTES, Channel
-from tracepipe.tracer.gpu.engines.renderer import GpuRenderer, MakeDecoder
+from tracepipe.tracer.gpu.build.driver import limits_of, uuid_text
+from tracepipe.tracer.gpu.engines.channel import (
+    CHANNEL_BYTES,
+    ENTRY_BYTES,
+    GPU,
+    PROCESS_BYTES,
+    REFUSALS,
+    Channel,
+    Crowded,
+    GpuRecord,
+    Kind,
+    Malformed,
+    MemoryLimit,
+    RefusedRecords,
+    note,
+    placed_records,
+    read_name,
+    records,
+    text,
+)
+from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
+from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Span, Wanted
+
+GPUS_MAX: Final = 256
+# native/python_stacks.h describes these two.
+STACK: Final = struct.Struct("<QII")
+"""number, frames left out, frames; the numbers of these follow."""
+FRAME: Final = struct.Struct("<QIHxx")
+"""number, line, bytes of the function's name; that and the file's follow."""
+_STACK_BYTES: Final = 512  # roughly, for each stack or frame without its texts and frames
+
+_Frames = tuple[int, tuple[int, ...]]
+"""The number of frames left out, and the numbers of the others."""
+
+
+class PythonStacks:
+    """Writes each Python stack once in the file, before the first event that refers to it.
+
+    A process gives stacks different numbers if they differ in an instruction within a line. In the file,
+    stacks with the same frames have one id, even of different processes. Raises Malformed and Crowded.
+    """
+
+    def __init__(self, memory: MemoryLimit) -> None:
+        self._memory = memory
+        self._frame_indices: dict[tuple[int, int], int] = {}
+        """Number of a process's frame → its index in `_frames`."""
+        self._frames: list[dict[str, Any]] = []
+        self._known_frames: dict[tuple[str, str, int], int] = {}
+        self._stacks: dict[tuple[int, int], _Frames] = {}
+        """Number of a process's stack → its frames, by number."""
+        self._ids: dict[_Frames, int] = {}
+        """Frames, by index → id."""
+        self._ids_of_processes: dict[tuple[int, int], int] = {}
+        self._new: list[dict[str, Any]] = []
+
+    def add_stack(self, pid: int, payload: memoryview) -> None:
+        """Add a stack of a process by its record."""
+        number, omitted, frames = STACK.unpack_from(payload)
+        if omitted > COUNT_LIMIT or STACK.size + 8 * frames != len(payload):
+            raise Malformed
+        self._memory.use(_STACK_BYTES + 8 * len(payload))
+        self._ids_of_processes.pop((pid, number), None)
+        self._stacks[pid, number] = omitted, struct.unpack_from(f"<{frames}Q", payload, STACK.size)
+
+    def add_frame(self, pid: int, payload: memoryview) -> None:
+        """Add a frame of a process by its record."""
+        number, line, function_bytes = FRAME.unpack_from(payload)
+        file_at = FRAME.size + function_bytes
+        if line > INDEX_LIMIT or file_at > len(payload):
+            raise Malformed
+        self._memory.use(_STACK_BYTES + 4 * len(payload))
+        frame = text(payload[:file_at], FRAME.size), text(payload, file_at), line
+        index = self._frame_indices[pid, number] = self._known_frames.setdefault(frame, len(self._frames))
+        if index == len(self._frames):
+            self._frames.append({"function": frame[0], "file": frame[1], "line": line})
+
+    def id_of(self, pid: int, number: int) -> int | None:
+        """The id of a process's stack; None if there is no stack, or if a record of it was lost."""
+        known = self._ids_of_processes.get((pid, number))
+        if known is not None or not number or (pid, number) not in self._stacks:
+            return known
+        omitted, numbers = self._stacks[pid, number]
+        indices = tuple(self._frame_indices.get((pid, frame), -1) for frame in numbers)
+        if -1 in indices:
+            return None
+        stack = self._ids.get((omitted, indices))
+        if stack is None:
+            stack = self._ids[omitted, indices] = len(self._ids) + 1
+            line = {"type": "stack", "id": stack, "frames": [self._frames[index] for index in indices]}
+            self._new.append(line | ({"omitted": omitted} if omitted else {}))
+        self._ids_of_processes[pid, number] = stack
+        return stack
+
+    def write_new(self, lines: Lines) -> None:
+        """Add the lines of the stacks whose ids were assigned since the last call."""
+        for stack in self._new:
+            lines.record(stack)
+        self._new.clear()
+
+
+class GpuNumbers:
+    """Gives each GPU one number, as processes may see different GPUs and number them differently.
+
+    `known`: UUID → number, of those in the header.
+    """
+
+    def __init__(self, known: Mapping[str, int]) -> None:
+        self._numbers = dict(known)
+        self._reported: dict[int, dict[str, Any]] = {}
+
+    @property
+    def reported(self) -> list[dict[str, Any]]:
+        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count, limits."""
+        return [self._reported[number] for number in sorted(self._reported)]
+
+    def add(self, payload: memoryview) -> tuple[int, int]:
+        """Add a GPU by its record; its number in its process, and in the file. May raise Crowded."""
+        index, sm_count, major, minor, _, *limits, raw = GPU.unpack_from(payload)
+        uuid = uuid_text(raw)
+        if uuid not in self._numbers and len(self._numbers) >= GPUS_MAX:
+            raise Crowded
+        used = set(self._numbers.values())
+        is_free = index < GPUS_MAX and index not in used
+        number = self._numbers.setdefault(uuid, index if is_free else max(used, default=-1) + 1)
+        about = {"index": number, "name": text(payload, GPU.size), "uuid": uuid, "sm_count": sm_count}
+        self._reported[number] = about | limits_of(major, minor, *limits)
+        return index, number
+
+
+@dataclass(slots=True)
+class Process:
+    """A traced process: its number in the recording, the names that it sent, its GPUs' numbers."""
+
+    number: int
+    names: dict[int, str] = field(default_factory=dict)
+    gpus: dict[int, int] = field(default_factory=dict)
+
+
+class Recording:
+    """What the decoders of a renderer share."""
+
+    def __init__(self, gpus: Mapping[str, int]) -> None:
+        self.memory, self.refused = MemoryLimit(), RefusedRecords()
+        self.stacks, self.gpus = PythonStacks(self.memory), GpuNumbers(gpus)
+        self.processes: dict[int, Process] = {}
+        self.notes: list[str] = []
+        self.losses: dict[str, int] = {}
+        self.resumed_ns: int | None = None
+        """Set while records are rendered of what began before the recording: it begins at this time."""
+        self._short_names: dict[str, str] = {}
+
+    def process(self, pid: int) -> Process:
+        """The process, which is new at its first record. May raise Crowded."""
+        process = self.processes.get(pid)
+        if process is None:
+            self.memory.use(PROCESS_BYTES)
+            process = self.processes[pid] = Process(len(self.processes))
+        return process
+
+    def note(self, words: str) -> None:
+        """Add a message for the user, once. May raise Crowded."""
+        if words not in self.notes:
+            self.memory.use(ENTRY_BYTES + len(words))
+            self.notes.append(words)
+
+    def short_name(self, name: str) -> str:
+        """The short form of a kernel's name. May raise Crowded."""
+        short = self._short_names.get(name)
+        if short is None:
+            self.memory.use(ENTRY_BYTES + 2 * len(name))
+            short = self._short_names[name] = short_kernel_name(name)
+        return short
+
+
+class Keeper:
+    """Keeps evicted records of `kinds`, which later ones need; of equal ones only the last."""
+
+    def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
+        self._memory, self._kinds = memory, kinds
+        self._known: dict[tuple[int, int, bytes], bytes] = {}
+
+    def add(self, record: GpuRecord, content: bytes) -> None:
+        """Add an evicted record, with its bytes. May raise one of REFUSALS."""
+        if record.kind in self._kinds:
+            self._keep(record, content, bytes(record.payload))
+
+    def carried(self) -> Carried:
+        """What later records need now."""
+        return Carried(b"".join(self._known.values()))
+
+    def _keep(self, record: GpuRecord, content: bytes, identity: bytes) -> None:
+        """Keep a record in place of an earlier one with the same identity."""
+        key = record.kind, record.pid, identity
+        if key not in self._known:
+            self._memory.use(ENTRY_BYTES + len(content) + len(identity))
+        self._known[key] = content
+
+
+class EvictedRecord(NamedTuple):
+    """The bytes of a record, and its time."""
+
+    time_ns: int
+    content: bytes
+
+
+class ChannelCarry:
+    """A `Carry` of what later records of a channel need from records that are evicted."""
+
+    def __init__(self, decoders: Iterable[Decoder]) -> None:
+        self.memory = MemoryLimit()
+        keepers = {decoder: decoder.keeper(self.memory, decoder.kept) for decoder in decoders}
+        self._keepers = list(keepers.values())
+        self._by_kind = {kind: keeper for decoder, keeper in keepers.items() for kind in decoder.kinds}
+        self._whole = {kind for decoder in keepers for kind in decoder.whole}
+
+    def add(self, chunk: bytes) -> None:
+        for record, at, end in placed_records(chunk):
+            keeper = self._by_kind.get(record.kind)
+            if keeper is not None and record.is_plausible:
+                with suppress(*REFUSALS):  # a decoder would keep nothing of such records either
+                    keeper.add(record, chunk[at:end])
+
+    def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
+        parts: tuple[list[bytes], list[bytes]] = ([], [])
+        for record, at, end in placed_records(chunk):
+            is_late = record.time_ns >= start_ns or record.kind in self._whole
+            parts[is_late].append(chunk[at:end])
+        return b"".join(parts[0]), b"".join(parts[1])
+
+    def carried(self) -> Carried:
+        carried = [keeper.carried() for keeper in self._keepers]
+        return Carried(*(b"".join(parts) for parts in zip(*carried, strict=True))) if carried else Carried()
+
+
+class WantedName(NamedTuple):
+    """A name of a process, and the limits of the calls and of the kernels that have it; None: not wanted."""
+
+    name: str
+    call_limit_ns: int | None = None
+    kernel_limit_ns: int | None = None
+
+
+WantedNames = Mapping[tuple[int, int], WantedName]
+"""Process, number of a name → the name, if it is wanted."""
+
+
+class Finder:
+    """Finds long spans among records of some kinds; none by itself."""
+
+    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
+        self._wanted, self._names, self._memory = wanted, names, memory
+
+    def found(self, record: GpuRecord) -> Iterator[Span]:
+        """The spans that ended with a record and took longer than their limits. May raise REFUSALS."""
+        return iter(())
+
+    def under_way(self, now_ns: int) -> Iterator[Span]:
+        """The open spans that have already taken longer than their limits, each once."""
+        return iter(())
+
+
+class ChannelSpans:
+    """A `SpanReader` of long calls, kernels and ranges in a channel's records."""
+
+    def __init__(self, wanted: Wanted, decoders: Iterable[Decoder]) -> None:
+        self._wanted, self._memory = wanted, MemoryLimit()
+        self._names: dict[tuple[int, int], WantedName] = {}
+        finders = {decoder: decoder.finder(wanted, self._names, self._memory) for decoder in decoders}
+        self._finders = list(finders.values())
+        self._by_kind = {kind: finder for decoder, finder in finders.items() for kind in decoder.kinds}
+
+    def ended(self, chunk: bytes) -> Iterator[Span]:
+        for record in records(chunk):
+            with suppress(*REFUSALS):  # they are counted when the records are rendered
+                if record.kind == Kind.NAME:
+                    number, name = read_name(record.payload)
+                    limits_ns = self._wanted.limit_ns(name, CALL), self._wanted.limit_ns(name, KERNEL)
+                    if limits_ns != (None, None):
+                        self._memory.use(ENTRY_BYTES + len(name))
+                        self._names[record.pid, number] = WantedName(name, *limits_ns)
+                elif (finder := self._by_kind.get(record.kind)) is not None:
+                    yield from finder.found(record)
+
+    def under_way(self, now_ns: int) -> Iterator[Span]:
+        for finder in self._finders:
+            yield from finder.under_way(now_ns)
+
+
+class Decoder(ABC):
+    """Makes lines of the records of some kinds."""
+
+    kinds: ClassVar[frozenset[int]]
+    kept: ClassVar[frozenset[int]] = frozenset()
+    """The kinds of which evicted records are kept as they are."""
+    whole: ClassVar[frozenset[int]] = frozenset()
+    """The kinds whose records are complete without earlier ones."""
+    keeper: ClassVar[type[Keeper]] = Keeper
+    finder: ClassVar[type[Finder]] = Finder
+    stall_samples = 0
+    """Samples of what warps wait for, which are not counted as events."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    @abstractmethod
+    def add(self, lines: Lines, record: GpuRecord) -> None:
+        """Add the lines of a record, or keep it until `end_chunk`. Raises one of REFUSALS."""
+
+    def end_chunk(self, lines: Lines) -> None:  # noqa: B027
+        """Add the lines of records that were kept until the end of the chunk."""
+
+    def rest(self) -> Iterator[Lines]:
+        """More lines of the last chunk, a few thousand at a time."""
+        return iter(())
+
+    def last(self, lines: Lines) -> None:  # noqa: B027
+        """At the end, add the lines of what waited for something that did not come."""
+
+    def counted(self, record: GpuRecord) -> tuple[str, int]:
+        """The layer of a record's events and their number, 0 for a record that is no event."""
+        return "", 0
+
+    @property
+    def last_notes(self) -> list[str]:
+        """Messages for the user that are known only at the end."""
+        return []
+
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """The processor time of GPU samplers, in the form of a footer: gpu, cpu_ns, elapsed_ns."""
+        return []
+
+
+MakeDecoder = Callable[[Recording], Decoder]
+
+
+class ProcessDecoder(Decoder):
+    """Takes what each library for GPUs tells of its process: names, GPUs, messages, Python stacks."""
+
+    kinds = kept = frozenset({Kind.NAME, Kind.GPU, Kind.NOTE, Kind.STACK, Kind.FRAME})
+
+    def add(self, lines: Lines, record: GpuRecord) -> None:
+        recording, kind, payload = self._recording, record.kind, record.payload
+        process = recording.process(record.pid)
+        if kind == Kind.NAME:
+            number, name = read_name(payload)
+            recording.memory.use(ENTRY_BYTES + len(name))
+            process.names[number] = name
+        elif kind == Kind.GPU:
+            index, number = recording.gpus.add(payload)
+            recording.memory.use(ENTRY_BYTES)
+            process.gpus[index] = number
+        elif kind == Kind.NOTE:
+            recording.note(note(payload))
+        elif kind == Kind.STACK:
+            recording.stacks.add_stack(record.pid, payload)
+        else:
+            recording.stacks.add_frame(record.pid, payload)
+
+
+class GpuRenderer:
+    """A `Decoder` of what libraries in a command recorded; each chunk is decoded as a whole. Records that no
+    decoder of their kind takes are refused.
+    """
+
+    def __init__(self, makers: Sequence[MakeDecoder], gpus: Mapping[str, int] | None = None) -> None:
+        """`makers` make the decoders. `gpus`: UUID → number, as in the header."""
+        self._makers, self._gpus = makers, dict(gpus or {})
+        self.recording = Recording(self._gpus)
+        self.news, self.losses = self.recording.notes, self.recording.losses
+        self._decoders = [make(self.recording) for make in makers]
+        self._by_kind = {kind: decoder for decoder in self._decoders for kind in decoder.kinds}
+
+    @property
+    def notes(self) -> list[str]:
+        """The messages for the user. They begin with `news`, those that are known before the end."""
+        return self.recording.notes + [note for decoder in self._decoders for note in decoder.last_notes]
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs of the records so far, in the form of a header."""
+        return self.recording.gpus.reported
+
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """The processor time of processes that sample GPUs so far, in the form of a footer."""
+        return [one for decoder in self._decoders for one in decoder.sampling]
+
+    @property
+    def stall_samples(self) -> int:
+        """Samples of what warps wait for so far, which are not counted as events."""
+        return sum(decoder.stall_samples for decoder in self._decoders)
+
+    def render(self, chunk: bytes) -> Lines:
+        lines, refused = Lines(), self.recording.refused
+        for record in records(chunk):
+            decoder = self._by_kind.get(record.kind)
+            try:
+                if decoder is None or not record.is_plausible:
+                    raise Malformed
+                decoder.add(lines, record)
+            except REFUSALS as refusal:
+                refused.count(refusal)
+        for decoder in self._decoders:
+            decoder.end_chunk(lines)
+        for loss in refused.new_losses(self.recording.losses):
+            lines.record(loss)
+        return lines
+
+    def rest(self) -> Iterator[Lines]:
+        """The other lines of the last chunk, a few thousand at a time: all may take hundreds of MB."""
+        for decoder in self._decoders:
+            yield from decoder.rest()
+
+    def last(self) -> Lines:
+        """Called after the last chunk: the lines of records that were waiting for others."""
+        lines = Lines()
+        for decoder in self._decoders:
+            decoder.last(lines)
+        return lines
+
+    def resume(self, carried: Carried, start_ns: int) -> Lines:
+        self.render(carried.known)
+        self.recording.resumed_ns = start_ns
+        lines = self.render(carried.under_way)
+        self.recording.resumed_ns = None
+        return lines
+
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for record in records(chunk):
+            if (decoder := self._by_kind.get(record.kind)) is not None:
+                layer, events = decoder.counted(record)
+                counts[layer] += events
+        return {layer: events for layer, events in counts.items() if events}
+
+    def anew(self) -> GpuRenderer:
+        """A new renderer with the settings of this one."""
+        return GpuRenderer(self._makers, self._gpus)
+
+    def carry(self) -> ChannelCarry:
+        return ChannelCarry(self._decoders)
+
+    def spans(self, wanted: Wanted) -> ChannelSpans:
+        """A reader that finds long calls and kernels in such records."""
+        return ChannelSpans(wanted, self._decoders)
+
 
 STACKS_VARIABLE: Final = "TRACEPIPE_GPU_STACKS"
 """The variable that is `off` if the libraries are to read no Python frames."""

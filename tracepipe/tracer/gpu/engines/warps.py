@@ -51,7 +51,7 @@ from tracepipe.tracer.gpu.engines.channel import (
     printable,
     read_name,
 )
-from tracepipe.tracer.gpu.engines.renderer import (
+from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
     EvictedRecord,
     Finder,
@@ -59,10 +59,10 @@ from tracepipe.tracer.gpu.engines.renderer import (
     Process,
     ProcessDecoder,
     Recording,
+    RecordStream,
     WantedName,
     WantedNames,
 )
-from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import KERNEL as KERNEL_SPAN
