@@ -80,10 +80,11 @@ def main() -> None:
     chip = Chip(*sys.argv[1:])
     taken: list[str] = []
     for counter in COUNTERS:
-        fits = [one for one in counter.metrics if chip.passes([*taken, one.name]) == 1]
-        taken += [fits[0].name] if fits else []
-        known = not fits or fits[0].peak in ("", MEMORY_PEAK) or chip.passes([fits[0].peak]) > 0
-        print(counter.name, fits[0].name if fits else "-", "" if known else "without a peak", sep="\t")
+        fits = [one for one in counter.metrics if chip.passes([*taken, one]) == 1]
+        taken += fits[:1]
+        peak = counter.metrics[fits[0]] if fits else ""
+        known = peak in ("", MEMORY_PEAK) or chip.passes([peak]) > 0
+        print(counter.name, fits[0] if fits else "-", "" if known else "without a peak", sep="\t")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from tracepipe.tracer.request import Notify, Plan
 GOOD = machine(
     tracefs="/sys/kernel/tracing",
     files_max=20000,
-    uprobe_pmu=True,
-    kprobe_pmu=True,
     has_btf=True,
     settings={"perf_event_paranoid": 2, "kptr_restrict": 1},
     nvidia="550.54.14",

@@ -56,7 +56,7 @@ class Sent:
 
     def __init__(self, *items: Sample | Overflow, index: int = 0) -> None:
         self.gpu = SampledGpu(index, "GPU-0")
-        self.sampled = [Sampled(counter, counter.metrics[0].name, None) for counter in COUNTERS[:2]]
+        self.sampled = [Sampled(counter, next(iter(counter.metrics)), None) for counter in COUNTERS[:2]]
         self.items = list(items)
         self.is_over = self.is_whole = self.is_closed = False
         self.why = ""
@@ -102,7 +102,7 @@ def whole(*items: Sample | Overflow) -> Sent:
 def test_an_impossible_value_is_a_loss_and_the_others_of_its_sample_stay() -> None:
     many = Sample(0, INTERVAL_NS, (5123.4, 97.2)), Sample(INTERVAL_NS, 2 * INTERVAL_NS, (101.2, 0.0))
     sent = whole(*many)
-    sent.sampled = [Sampled(counter, counter.metrics[0].name, 100.0) for counter in COUNTERS[:2]]
+    sent.sampled = [Sampled(counter, next(iter(counter.metrics)), 100.0) for counter in COUNTERS[:2]]
     stream, losses = OrderedSamples(sent, INTERVAL_NS), list[Loss]()  # type: ignore[arg-type]
     stream.read(10**6)
     first, second = stream.recorded(10**6, recorded(0), losses)
@@ -123,7 +123,7 @@ def of_clocks(*megahertz: float) -> Sent:
     )
     chosen = (SM_ACTIVE, DRAM_READ, SM_CLOCK)
     of_names = {counter.name: counter for counter in COUNTERS}
-    sent.sampled = [Sampled(of_names[name], of_names[name].metrics[0].name, None) for name in chosen]
+    sent.sampled = [Sampled(of_names[name], next(iter(of_names[name].metrics)), None) for name in chosen]
     return sent
 
 
@@ -250,7 +250,7 @@ def payload(*values: float, key: int = KEY, gpu: int = 0) -> bytes:
 
 def rendered(content: bytes) -> list[dict[str, Any]]:
     other = Sent(index=3)
-    other.sampled = [Sampled(COUNTERS[2], COUNTERS[2].metrics[0].name, None)]
+    other.sampled = [Sampled(COUNTERS[2], next(iter(COUNTERS[2].metrics)), None)]
     renderer = GpuRenderer([partial(SampleDecoder, key=KEY, samplers=[Sent(), other])])
     return [json.loads(text) for text in renderer.render(content).texts]
 

@@ -131,13 +131,12 @@ def load_set(name_or_path: str) -> HookSet:
     return _SetReader(str(path), path.stem).read(_table(path))
 
 
-def _of_command_line(text: str, origin: str = COMMAND_LINE) -> HookSet:
+def _of_command_line(text: str) -> HookSet:
     """The set of `uprobe:libcuda.so.1:cuInit(flags: u32)`, or of several such texts separated by commas.
 
     The variants that the shipped sets have for a library apply here too.
     """
-    entry = Entry(origin, text)
-    reader = _SetReader(origin, text)
+    entry, reader = Entry(COMMAND_LINE, text), _SetReader(COMMAND_LINE, text)
     hooks = [
         hook
         for part in divided(text)
@@ -145,7 +144,7 @@ def _of_command_line(text: str, origin: str = COMMAND_LINE) -> HookSet:
     ]
     stems = {Path(hook.library).name.partition(".so")[0] for hook in hooks if ".so" in hook.library}
     variants = {end: None for stem, ends in _shipped_variants().items() if stem in stems for end in ends}
-    return HookSet(text, hooks=hooks, variants=tuple(variants), values=reader.values, origin=origin)
+    return HookSet(text, hooks=hooks, variants=tuple(variants), values=reader.values)
 
 
 def _table(path: Path) -> dict[str, Any]:

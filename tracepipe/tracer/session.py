@@ -188,7 +188,12 @@ class _Session:
         if target is not None:  # a target that is still running is waited for, without being recorded
             interrupts.see_off()
             exit_code = target.wait().exit_code
-        error, hint = message_of(failure)
+        error = hint = ""
+        if failure is not None:
+            stated = failure if isinstance(failure, OutputError) else shortage_of(failure)
+            if stated is None:  # a bug, or what the kernel refused
+                raise failure
+            error, hint = stated.message, stated.hint
         if not error and not self.windows.count:
             error, hint = self.windows.why_none()
         return CaptureSummary(
@@ -364,18 +369,6 @@ class LastSteps:
             self.__exit__()
             self._store.error = self._store.error or error
             return None
-
-
-def message_of(error: Exception | None) -> tuple[str, str]:
-    """The message and the hint for the error that ended a recording. Raises any other error: a bug, or what
-    the kernel refused.
-    """
-    if error is None:
-        return "", ""
-    stated = error if isinstance(error, OutputError) else shortage_of(error)
-    if stated is None:
-        raise error
-    return stated.message, stated.hint
 
 
 def _state(path: str) -> tuple[int, int, int, int] | None:

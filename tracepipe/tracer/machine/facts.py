@@ -27,9 +27,8 @@ class Machine:
 
     `release` is the kernel's. `capabilities` are those of CAPABILITIES that are effective. `seccomp`: 0 none,
     2 a filter. `has_proc`: /proc is mounted, with the process ids that this process sees. `files_max` and
-    `memlock_bytes` are soft limits, −1 unlimited. `uprobe_pmu` and `kprobe_pmu`: the kernel has them for perf
-    events. `nvidia` is the driver's version, "" if it is not loaded; `profiles_for_admins`: it lets only
-    administrators profile.
+    `memlock_bytes` are soft limits, −1 unlimited. `nvidia` is the driver's version, "" if it is not loaded;
+    `profiles_for_admins`: it lets only administrators profile.
     """
 
     system: str
@@ -47,8 +46,6 @@ class Machine:
     files_max: int | None = None
     memlock_bytes: int | None = None
     tracefs: str = ""
-    uprobe_pmu: bool = False
-    kprobe_pmu: bool = False
     has_btf: bool = False
     settings: dict[str, int] = field(default_factory=dict)
     nvidia: str = ""
@@ -99,7 +96,6 @@ def this_machine(root: Path = Path("/")) -> Machine:
     settings = {name: _read(root / "proc/sys/kernel" / name) for name in _SETTINGS}
     # `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu …`
     nvidia = _read(root / "proc/driver/nvidia/version").partition("\n")[0].split()
-    events = root / "sys/bus/event_source/devices"
     return Machine(
         system=platform.system(),
         release=platform.release(),
@@ -117,8 +113,6 @@ def this_machine(root: Path = Path("/")) -> Machine:
         files_max=files_max,
         memlock_bytes=memlock_bytes,
         tracefs=next((path for path in _TRACEFS if _exists(root / path[1:] / "events")), ""),
-        uprobe_pmu=_exists(events / "uprobe/type"),
-        kprobe_pmu=_exists(events / "kprobe/type"),
         has_btf=_exists(root / "sys/kernel/btf/vmlinux"),
         settings={name: int(text) for name, text in settings.items() if text.lstrip("-").isdigit()},
         nvidia=next((word for word in nvidia if word[0].isdigit() and "." in word), ""),

@@ -122,12 +122,6 @@ class Lines:
         self.texts += texts
         self.layers += ["gpu_thread"] * len(texts)
 
-    def extend(self, others: Lines) -> None:
-        """Add all lines of another object."""
-        self._events |= {len(self.texts) + at: events for at, events in others._events.items()}
-        self.texts += others.texts
-        self.layers += others.layers
-
     def record(self, record: Mapping[str, Any], events: int = 1) -> None:
         """Add a record that is given as a mapping. It counts as `events` events if its type is a layer."""
         if events != 1:

@@ -144,16 +144,6 @@ class Wanted(Protocol):
         """The duration beyond which a span with this name is reported; None: it never is."""
 
 
-class SpanReader(Protocol):
-    """Finds long spans among the records of a recording, from its first record on."""
-
-    def ended(self, chunk: bytes) -> Iterator[Span]:
-        """The spans that ended in a chunk and exceed their limit."""
-
-    def under_way(self, now_ns: int) -> Iterator[Span]:
-        """The open spans that exceed their limit, each reported once."""
-
-
 class RecordSpans:
     """Finds long calls and system calls among records of probes.bpf.c. `names` has the names of the functions
     that it looks for.
@@ -192,6 +182,7 @@ class RecordSpans:
         self._reported: set[tuple[int, int, int]] = set()
 
     def ended(self, chunk: bytes) -> Iterator[Span]:
+        """The spans that ended in a chunk and exceed their limit."""
         if not self._kinds:
             return
         chunk = self._sieve.needed(chunk)
@@ -233,6 +224,7 @@ class RecordSpans:
                 del calls[:-OPEN_CALLS_MAX]  # the returns of some were lost
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
+        """The open spans that exceed their limit, each reported once."""
         gone = set()
         for who, calls in self._open.items():
             tid = max(who, ~who)

@@ -201,12 +201,6 @@ _ALL: Final = (1 << 31) - 1
 _libc = ctypes.CDLL(None)
 
 
-def wake_waiters(memory: mmap.mmap, at: int) -> None:
-    """Wake all threads, of any process, that wait for the word at `at` to change, with futex(2)."""
-    word = ctypes.byref(ctypes.c_uint32.from_buffer(memory, at))
-    _libc.syscall(ctypes.c_long(_FUTEX[platform.machine()]), word, ctypes.c_int(_WAKE), ctypes.c_int(_ALL))
-
-
 CONNECTIONS_MAX: Final = 512
 """Processes at a time; each takes a file descriptor here."""
 _PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -426,7 +420,10 @@ class Channel:
         if turns % 2 != is_open:
             self._turns = (self._turns + 1) % (1 << 32)
             _U32.pack_into(self._map, _TURNS_AT, (turns + 1) % (1 << 32))
-            wake_waiters(self._map, _TURNS_AT)
+            # Wake all threads, of any process, that wait for the word to change.
+            word = ctypes.byref(ctypes.c_uint32.from_buffer(self._map, _TURNS_AT))
+            number = ctypes.c_long(_FUTEX[platform.machine()])
+            _libc.syscall(number, word, ctypes.c_int(_WAKE), ctypes.c_int(_ALL))
 
     def hits(self) -> int:
         """How often the trigger that begins a window was seen since `arm`, or since the last one began."""

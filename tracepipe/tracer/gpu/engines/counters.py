@@ -63,43 +63,36 @@ no usable value while the GPU was idle (H200, CUPTI 13.0)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """A CUPTI metric, and the metric of its greatest possible value, or MEMORY_PEAK; "" if there is none."""
-
-    name: str
-    peak: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter as the file has it: a metric's value divided by `scale` is in `unit`. `greatest` is its
-    greatest possible value; None if only the GPU knows it, or if it is not known.
+    """A counter as the file has it: a metric's value divided by `scale` is in `unit`. `metrics` are
+    CUPTI's, each with the metric of its greatest possible value, or MEMORY_PEAK; "" if there is none.
+    `greatest` is the counter's greatest possible value; None if only the GPU knows it, or if it is not known.
     """
 
     name: str
     unit: str
-    metrics: tuple[Metric, ...]
+    metrics: dict[str, str]
     scale: float = 1.0
     greatest: float | None = None
 
     @property
     def argument(self) -> str:
         """The choice of metrics as an argument of the sampler."""
-        return ",".join(f"{one.name}={one.peak}" if one.peak else one.name for one in self.metrics)
+        return ",".join(f"{name}={peak}" if peak else name for name, peak in self.metrics.items())
 
 
 def _percent(name: str, *counted: str) -> Counter:
     """A share of the hardware's peak over all of the time, busy or idle."""
-    metrics = tuple(Metric(f"{one}.pct_of_peak_sustained_elapsed") for one in counted)
+    metrics = {f"{one}.pct_of_peak_sustained_elapsed": "" for one in counted}
     return Counter(name, "%", metrics, greatest=100.0)
 
 
 def _rate(name: str, unit: str, counted: str, peak: str = "") -> Counter:
-    return Counter(name, unit, (Metric(f"{counted}.sum.per_second", peak),), 1e9)
+    return Counter(name, unit, {f"{counted}.sum.per_second": peak}, 1e9)
 
 
 def _clock(name: str, counted: str) -> Counter:
-    return Counter(name, "MHz", (Metric(f"{counted}.avg.per_second"),), 1e6)
+    return Counter(name, "MHz", {f"{counted}.avg.per_second": ""}, 1e6)
 
 
 # Architectures differ in their metrics, and in what they can count in one pass. So each counter has metrics
@@ -120,10 +113,10 @@ COUNTERS: Final = (
     Counter(
         "SM instructions per cycle",
         "warp instructions",
-        tuple(
-            Metric(f"{one}.avg.per_cycle_elapsed", f"{one}.avg.peak_sustained")
+        {
+            f"{one}.avg.per_cycle_elapsed": f"{one}.avg.peak_sustained"
             for one in ("sm__inst_executed", "sm__inst_executed_realtime")
-        ),
+        },
     ),
     _percent("GR active %", "gr__cycles_active.avg"),
     _rate("L2 sectors G/s", "G/s", "lts__t_sectors"),
@@ -362,7 +355,9 @@ class Sampler:
                     return self._break_off()
                 counter = self._counters[choice]
                 known = peak / counter.scale if math.isfinite(peak) and peak > 0 else None
-                self.sampled.append(Sampled(counter, counter.metrics[metric].name, counter.greatest or known))
+                self.sampled.append(
+                    Sampled(counter, list(counter.metrics)[metric], counter.greatest or known)
+                )
             elif kind == _KIND_READY and self.sampled:
                 self._is_ready = True
                 return None

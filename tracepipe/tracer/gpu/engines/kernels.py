@@ -156,7 +156,7 @@ class _Launches:
     """
 
     def __init__(self) -> None:
-        self._without_kernel: dict[int, None] = {}
+        self.without_kernel: dict[int, None] = {}
         self._ran: dict[int, None] = {}
         self._capturing = 0
         self._waiting: dict[int, tuple[int, list[Event]]] = {}
@@ -168,7 +168,7 @@ class _Launches:
         name, is_failed = event["name"], event["args"]["result"] != 0
         if not is_failed and _LAUNCHES.match(name):
             if correlation not in self._ran and not self._capturing:
-                put_bounded(self._without_kernel, correlation, None, LAUNCHES_MAX)
+                put_bounded(self.without_kernel, correlation, None, LAUNCHES_MAX)
         elif not is_failed and _BEGINS_CAPTURE.match(name):
             self._capturing += name.startswith("cuS")  # the runtime's calls have the driver's in them
         elif not is_failed and _ENDS_CAPTURE.match(name):
@@ -185,7 +185,7 @@ class _Launches:
 
     def add_kernel(self, correlation: int, args: dict[str, Any]) -> list[Event]:
         """Take a kernel with its launch's arguments, and return the calls that are complete now."""
-        self._without_kernel.pop(correlation, None)
+        self.without_kernel.pop(correlation, None)
         put_bounded(self._ran, correlation, None, LAUNCHES_MAX)
         put_bounded(self._arguments, correlation, args, KERNELS_MAX)
         _, calls = self._waiting.pop(correlation, (0, []))
@@ -203,12 +203,6 @@ class _Launches:
             late += calls
             del self._waiting[correlation]
         return late
-
-    def forget_without_kernel(self) -> int:
-        """Return the number of launches without a kernel, and forget them."""
-        count = len(self._without_kernel)
-        self._without_kernel.clear()
-        return count
 
 
 @dataclass(slots=True)
@@ -379,7 +373,9 @@ class KernelDecoder(Decoder):
             if record.kind != KernelKind.TAKEN:
                 continue
             until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
-            count = self._work[record.pid].launches.forget_without_kernel()
+            without_kernel = self._work[record.pid].launches.without_kernel
+            count = len(without_kernel)
+            without_kernel.clear()
             which = counted(count, "launch|launches and all later ones") if count else "later launches"
             reason = f"another profiler took over CUPTI in process {record.pid}: kernels of {which} are lost"
             self._recording.note(f"{reason}; run the program without that profiler to record them")

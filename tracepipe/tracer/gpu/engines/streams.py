@@ -288,7 +288,7 @@ class Finder:
 
 
 class ChannelSpans:
-    """A `SpanReader` of long calls, kernels and ranges in a channel's records."""
+    """Finds long calls, kernels and ranges in a channel's records, like `RecordSpans`."""
 
     def __init__(self, wanted: Wanted, decoders: Iterable[Decoder]) -> None:
         self._wanted, self._memory = wanted, MemoryLimit()
