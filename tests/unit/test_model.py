@@ -41,7 +41,7 @@ def test_a_new_header_is_a_good_one() -> None:
     [
         '{"schema":"tracepipe/1","rank":0,"type":"header","command":[],"as_read":{"type":1}}',
         '{"type":"header","schema":"tracepipe/1","host":"","newer":[1,{"a":null}],"layers":{"on":1,"got":[]},'
-        '"start":{"realtime_ns":5,"other_ns":"x"},"REQUIRED":7,"gpus":[{"index":0}]}',
+        '"start":{"realtime_ns":5,"other_ns":"x"},"WRITTEN_EMPTY":7,"gpus":[{"index":0}]}',
     ],
 )
 def test_a_header_is_written_as_it_was_read(text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.clocks.maps import ClockMap, most
+from tracepipe.clocks.maps import ClockMap
 from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks, SmClocks, WarpReadings
 from tracepipe.event.columns import Bools, Bytes, Int64s, Ints
 from tracepipe.event.model import SourceNs
@@ -21,8 +21,6 @@ from tracepipe.native import library
 # Readings are written as differences from a time this far before the first one, so that they stay positive:
 # the drift of a second is some µs.
 _OFFSET_ROOM_NS: Final = 1 << 20
-# Sums of three numbers below this have less than 63 bits.
-_NUMBER_MAX: Final = 1 << 60
 _AS_READ: Final = tuple(name for name in WARP_COLUMNS if name not in ("entry_ns", "exit_ns"))
 
 
@@ -38,33 +36,13 @@ class WarpTimes:
     def place(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
         """Batches of one clock on the trace clock."""
         for some in at_once(batches):
-            yield from self._place_some(clock_map, some) if len(some) > 1 else [self._place(clock_map, *some)]
-
-    def _place(self, clock_map: ClockMap, warps: Warps) -> PlacedWarps:
-        """One batch."""
-        clock, base_ns = clock_map.clock, warps.ts_ns
-        entry, exits = warps.entry_ns, warps.exit_ns
-        finer = self._refined(clock, warps)
-        if finer is not None:
-            entry, exits = finer
-        first_ns = int(entry.min()) if finer and len(entry) else 0
-        place = clock_map.place
-        start_ns = place(SourceNs(base_ns + first_ns))
-        longest_ns = int(entry.max(initial=0)) + int(exits.max(initial=0))
-        off_ns = place(SourceNs(base_ns + longest_ns)) - start_ns - longest_ns + first_ns
-        if abs(off_ns) >= 1:
-            of = (
-                slice(None)
-                if warps.exit_count is None
-                else np.repeat(np.arange(len(entry)), warps.exit_count)
-            )
-            left = clock_map.place_all(base_ns + entry[of] + exits)
-            entry = clock_map.place_all(base_ns + entry)
-            exits, entry = left - entry[of], entry - start_ns
-        elif first_ns:
-            entry = entry - first_ns
-        bound_ns = clock_map.bound_at(SourceNs(base_ns))
-        return self._placed(clock_map, warps, (start_ns, bound_ns), entry, exits, finer is not None)
+            if len(some[0]):
+                yield from self._place_run(clock_map, _Run(some))
+                continue
+            (empty,) = some
+            base_ns = SourceNs(empty.ts_ns)
+            time = clock_map.place(base_ns), clock_map.bound_at(base_ns)
+            yield self._placed(clock_map, empty, time, empty.entry_ns, empty.exit_ns, is_finer=False)
 
     def _placed(
         self,
@@ -73,6 +51,7 @@ class WarpTimes:
         time: tuple[int, int],
         entry: Int64s,
         exits: Int64s,
+        *,
         is_finer: bool,
     ) -> PlacedWarps:
         """A batch whose times are known. `time` is the time of the batch and its bound."""
@@ -95,12 +74,7 @@ class WarpTimes:
         place_ranges(placed)
         return placed
 
-    def _place_some(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
-        """Place several batches that have warps, with the results of `_place`."""
-        run = _Run(batches)
-        if not run.is_small():
-            yield from (self._place(clock_map, warps) for warps in batches)
-            return
+    def _place_run(self, clock_map: ClockMap, run: _Run) -> Iterator[PlacedWarps]:
         is_finer, entry, exits = self._refined_run(clock_map.clock, run)
         first_ns = np.where(is_finer, np.minimum.reduceat(entry, run.first), 0)
         start_ns = clock_map.place_all(run.base_ns + first_ns)
@@ -120,46 +94,36 @@ class WarpTimes:
         bound_ns = clock_map.bounds_at(run.base_ns)
         times = zip(start_ns.tolist(), bound_ns.tolist(), strict=True)
         last, last_exit = np.cumsum(run.warps).tolist(), np.cumsum(run.exits).tolist()
-        rows = zip(batches, times, is_finer.tolist(), last, last_exit, strict=True)
+        rows = zip(run.batches, times, is_finer.tolist(), last, last_exit, strict=True)
         for one, time, finer, to, to_exit in rows:
             own = after[to - len(one.warp) : to], exits[to_exit - len(one.exit_ns) : to_exit]
-            yield self._placed(clock_map, one, time, *own, finer)
-
-    def _clocks_of(self, clock: str) -> SmClocks | NativeSmClocks:
-        sm_clocks = self._sm_clocks.get(clock)
-        if sm_clocks is None:
-            core = library()
-            sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
-        return sm_clocks
-
-    def _refined(self, clock: str, warps: Warps) -> tuple[Int64s, Int64s] | None:
-        if warps.sm is None or warps.entry_clk is None or warps.exit_clk is None:
-            return None
-        read = WarpReadings(
-            warps.entry_ns,
-            warps.exit_ns,
-            warps.sm,
-            warps.slot,
-            warps.entry_clk,
-            warps.exit_clk,
-            warps.exit_count,
-        )
-        return self._clocks_of(clock).refine(warps.ts_ns, read)
+            yield self._placed(clock_map, one, time, *own, is_finer=finer)
 
     def _refined_run(self, clock: str, run: _Run) -> tuple[Bools, Int64s, Int64s]:
         """Which batches have finer times, and the entries and exits of all."""
         has = run.has()
         if not (has & HAS_CLOCKS).any():
             return np.zeros(len(has), np.bool_), run.entry_ns, run.exit_ns
-        sm_clocks = self._clocks_of(clock)
-        if isinstance(sm_clocks, NativeSmClocks):
+        sm_clocks = self._sm_clocks.get(clock)
+        if sm_clocks is None:
+            core = library()
+            sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
+        if isinstance(sm_clocks, NativeSmClocks) and len(run.batches) > 1:
             columns = run.entry_ns, run.exit_ns, *run.readings()
             return sm_clocks.refine_all(run.base_ns, run.warps, run.exits, has, columns)
-        found = [self._refined(clock, warps) for warps in run.batches]
+        finer = [_refined(sm_clocks, warps) for warps in run.batches]
         as_read = ((warps.entry_ns, warps.exit_ns) for warps in run.batches)
-        best = [read if finer is None else finer for finer, read in zip(found, as_read, strict=True)]
+        best = [read if found is None else found for found, read in zip(finer, as_read, strict=True)]
         entry, exits = (np.concatenate(column) for column in zip(*best, strict=True))
-        return np.array([finer is not None for finer in found], np.bool_), entry, exits
+        return np.array([found is not None for found in finer], np.bool_), entry, exits
+
+
+def _refined(sm_clocks: SmClocks | NativeSmClocks, warps: Warps) -> tuple[Int64s, Int64s] | None:
+    if warps.sm is None or warps.entry_clk is None or warps.exit_clk is None:
+        return None
+    return sm_clocks.refine(
+        warps.ts_ns, WarpReadings(*(getattr(warps, name) for name in WarpReadings._fields))
+    )
 
 
 class _Run:
@@ -173,10 +137,6 @@ class _Run:
         self.warps: Int64s = np.array([len(warps.warp) for warps in batches], np.int64)
         self.exits: Int64s = np.array([len(warps.exit_ns) for warps in batches], np.int64)
         self.first: Int64s = np.cumsum(self.warps) - self.warps
-
-    def is_small(self) -> bool:
-        """Whether sums of the numbers here stay below 2⁶³."""
-        return most(self.entry_ns) < _NUMBER_MAX and most(self.exit_ns) < _NUMBER_MAX
 
     def readings(self) -> tuple[Any, ...]:
         """The other columns that finer times are computed from."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
-from typing import Any, get_args, get_origin
+from typing import Any, Final, get_args, get_origin
 
+import numpy as np
+
+from tracepipe.event.columns import NONE
 from tracepipe.event.model import (
     MONOTONIC,
     NAME_BYTES_MAX,
@@ -17,6 +19,7 @@ from tracepipe.event.model import (
     Record,
 )
 from tracepipe.event.schema import fields_of, is_record, required_of
+from tracepipe.event.warps import EACH_RANGE, WarpColumns, warps_of
 from tracepipe.units import agree, counted
 
 Fault = tuple[str, str]
@@ -113,23 +116,37 @@ def _beyond(number: int, count: int, names: str) -> str:
     return f"has {number}, but there {agree(count, 'is|are')} {counted(count, 'name|names')} in {names}"
 
 
-def _ranges_fault(batch: Record) -> Fault | None:
+OF_RANGES: Final = frozenset({"ranges", "range_count", *EACH_RANGE})
+"""The columns of ranges."""
+
+
+def ranges_fault(warps: WarpColumns) -> Fault | None:
     """The fault of columns of ranges that disagree or have an impossible range, or None."""
-    ranges = sum(batch.get("range_count", ()))
-    for name in ("range_name", "range_clk", "range_dur_clk", "range_open"):
-        if name in batch and len(batch[name]) != ranges:
-            return name, _of_wrong_length(len(batch[name]), ranges, "range|ranges")
-    names = batch.get("ranges", ())
-    if fault := _names_fault(batch, "ranges"):
+    count = 0 if warps.range_count is None else int(warps.range_count.sum())
+    for name in EACH_RANGE:
+        if (column := getattr(warps, name)) is not None and len(column) != count:
+            return name, _of_wrong_length(len(column), count, "range|ranges")
+    if fault := _names_fault({"ranges": warps.ranges}, "ranges"):
         return fault
-    if not ranges:
+    if not count:
         return None
-    for name in ("range_name", "range_clk", "range_dur_clk", "exit_clk"):
-        if name not in batch:
+    needed = ("range_name", "range_clk", "range_dur_clk", "exit_clk")
+    columns: list[Any] = [getattr(warps, name) for name in needed]
+    for name, column in zip(needed, columns, strict=True):
+        if column is None:
             return name, "is missing, but there are ranges"
-    if max(batch["range_name"]) >= len(names):
-        return "range_name", _beyond(max(batch["range_name"]), len(names), "ranges")
-    return _range_times_fault(batch)
+    number, clk, dur_clk, exit_clk = columns
+    if (last := int(number.max())) >= len(warps.ranges):
+        return "range_name", _beyond(last, len(warps.ranges), "ranges")
+    of = warps.of_ranges()
+    last_clk = warps.last_of_exits(exit_clk)[of]
+    ends_late = (clk > last_clk) | (dur_clk > last_clk - clk)
+    is_early = (np.diff(clk, prepend=0) < 0) & (np.diff(of, prepend=NONE) == 0)
+    for at in np.flatnonzero(ends_late | is_early)[:1].tolist():
+        if ends_late[at]:
+            return "range_dur_clk", f"has a range that ends after its warp's last exit (warp {of[at]})"
+        return "range_clk", f"is not in the order of begins (warp {of[at]})"
+    return None
 
 
 def _stalls_fault(record: Record) -> Fault | None:
@@ -162,22 +179,6 @@ def _names_fault(record: Record, *lists: str) -> Fault | None:
     return None
 
 
-def _range_times_fault(batch: Record) -> Fault | None:
-    """The fault of a range that is out of order or outside its warp's life, or None."""
-    exits = iter(batch["exit_clk"])
-    spans = zip(batch["range_clk"], batch["range_dur_clk"], strict=True)
-    exit_counts = batch.get("exit_count", [1] * len(batch["warp"]))
-    for warp, (ranges, left) in enumerate(zip(batch["range_count"], exit_counts, strict=True)):
-        last_clk, before_clk = max(islice(exits, left), default=-1), 0
-        for clk, dur_clk in islice(spans, ranges):
-            if clk + dur_clk > last_clk:
-                return "range_dur_clk", f"has a range that ends after its warp's last exit (warp {warp})"
-            if clk < before_clk:
-                return "range_clk", f"is not in the order of begins (warp {warp})"
-            before_clk = clk
-    return None
-
-
 def first_fault(record: Any) -> Fault | None:
     """The first thing wrong with a parsed line, as (field, message), or None."""
     if type(record) is not dict:
@@ -198,7 +199,7 @@ def first_fault(record: Any) -> Fault | None:
         for name in ("exit_ns", "exit_clk", "exit_mask"):
             if name in record and len(record[name]) != exits:
                 return name, _of_wrong_length(len(record[name]), exits, "exit|exits")
-        return _ranges_fault(record)
+        return None if record.keys().isdisjoint(OF_RANGES) else ranges_fault(warps_of(dict(record)))
     if kind in STALLS:
         return _stalls_fault(record)
     if kind == "clock" and record["host_hi_ns"] < record["host_lo_ns"]:

@@ -9,6 +9,7 @@ classes state their fields, and `schemas/event.schema.json` and the checks in `c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, NewType, TypedDict, TypeVar
 
 from tracepipe.launchers import RANK_MAX
@@ -58,8 +59,11 @@ class Doc:
     maximum: int | None = None
     enum: tuple[str, ...] = ()
     length: int | None = None
+    is_required: bool = False
 
 
+Need: Final = partial(Doc, is_required=True)
+"""The meaning of a field without which a record is invalid."""
 Record = dict[str, Any]
 """A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord`, `NameRecord`,
 `StallRecord`, `InstructionStallRecord` or that of a `Footer`, distinguished by `type`.
@@ -110,8 +114,8 @@ class JsonObject:
     as_read: Record = field(default_factory=dict, repr=False)
     """The object in the file, with the fields of newer versions. Empty if it was not read from a file."""
 
-    REQUIRED: ClassVar[frozenset[str]] = frozenset()
-    """Fields that every record has."""
+    WRITTEN_EMPTY: ClassVar[tuple[str, ...]] = ()
+    """Fields that a record has although they are empty."""
 
     @classmethod
     def from_record(cls: type[_Object], record: Record) -> _Object:
@@ -132,7 +136,7 @@ class JsonObject:
         for name in type(self).__annotations__:
             value = getattr(self, name)
             value = value.to_record() if isinstance(value, JsonObject) else value
-            if value not in _ABSENT or name in record or name in self.REQUIRED:
+            if value not in _ABSENT or name in record or name in self.WRITTEN_EMPTY:
                 record[name] = value
         return record
 
@@ -155,8 +159,8 @@ class Layers(JsonObject):
 class Header(JsonObject):
     """First line of a file: where, when and how it was recorded."""
 
-    type: Annotated[str, Doc("record type", enum=("header",))] = "header"
-    schema: Annotated[str, Doc("version of this format", enum=(SCHEMA_VERSION,))] = SCHEMA_VERSION
+    type: Annotated[str, Need("record type", enum=("header",))] = "header"
+    schema: Annotated[str, Need("version of this format", enum=(SCHEMA_VERSION,))] = SCHEMA_VERSION
     tool: Annotated[str, Doc("program and version that wrote the file")] = ""
     host: Annotated[str, Doc("host name")] = ""
     boot: Annotated[
@@ -189,8 +193,6 @@ class Header(JsonObject):
         field(default_factory=list)
     )
 
-    REQUIRED = frozenset({"type", "schema"})
-
     @property
     def default_clock(self) -> str:
         """The clock of times that name none."""
@@ -206,23 +208,20 @@ class Header(JsonObject):
         return _reading_ns(self.start, clock)
 
 
-class _EventRequired(TypedDict):
-    type: Annotated[str, Doc("layer", enum=tuple(name for name in LAYERS if name != "gpu_warp"))]
-    name: Annotated[str, Doc("function, syscall, kernel or operation")]
+class Event(TypedDict, total=False):
+    """One event of one layer."""
+
+    type: Annotated[str, Need("layer", enum=tuple(name for name in LAYERS if name != "gpu_warp"))]
+    name: Annotated[str, Need("function, syscall, kernel or operation")]
     phase: Annotated[
         str,
-        Doc(
+        Need(
             "B begin, E end, I instant, X complete with dur_ns; C values of counters; ends of a flow: "
             "s starts, t continues, f ends",
             enum=PHASES,
         ),
     ]
-    ts_ns: Annotated[int, Doc("time of the event on `clock`; the start of an X", 0, TIME_LIMIT_NS)]
-
-
-class Event(_EventRequired, total=False):
-    """One event of one layer."""
-
+    ts_ns: Annotated[int, Need("time of the event on `clock`; the start of an X", 0, TIME_LIMIT_NS)]
     dur_ns: Annotated[
         int, Doc("duration: always with X, and on an E whose B may be missing", 0, TIME_LIMIT_NS)
     ]
@@ -254,14 +253,11 @@ class Event(_EventRequired, total=False):
     args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
 
 
-class _ThreadExitRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("gpu_thread_exit",))]
-    ts_ns: Annotated[int, Doc("when the thread left, on `clock`", 0, TIME_LIMIT_NS)]
-
-
-class ThreadExit(_ThreadExitRequired, total=False):
+class ThreadExit(TypedDict, total=False):
     """A thread of a GPU that left its kernel: read as a `gpu_thread` with phase I and the event `exit`."""
 
+    type: Annotated[str, Need("record type", enum=("gpu_thread_exit",))]
+    ts_ns: Annotated[int, Need("when the thread left, on `clock`", 0, TIME_LIMIT_NS)]
     name: Annotated[str, Doc("kernel, if it is known")]
     pid: Annotated[int, Doc("process id", 0, ID_LIMIT)]
     tid: Annotated[int, Doc("thread id", 0, ID_LIMIT)]
@@ -275,16 +271,7 @@ class ThreadExit(_ThreadExitRequired, total=False):
     args: Annotated[dict[str, Any], Doc("whatever else is known")]
 
 
-class _WarpBatchRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("gpu_warp",))]
-    name: Annotated[str, Doc("kernel name")]
-    ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", 0, TIME_LIMIT_NS)]
-    warp: Annotated[Column, Doc("linear block index × warps a block + warp in its block", 0, COLUMN_LIMIT)]
-    entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", 0, OFFSET_LIMIT_NS)]
-    exit_ns: Annotated[Column, Doc("%globaltimer at each exit, after that warp's entry", 0, OFFSET_LIMIT_NS)]
-
-
-class WarpBatch(_WarpBatchRequired, total=False):
+class WarpBatch(TypedDict, total=False):
     """Warps of one launch, as columns: all of them, or some thousands. A launch may fill several batches.
 
     `warp`, `sm`, `slot`, `entry_ns`, `entry_clk`, `entry_mask` have a value for each warp; `exit_ns`,
@@ -296,6 +283,12 @@ class WarpBatch(_WarpBatchRequired, total=False):
     range before those in it. Ranges are between the warp's entry and its last exit, in cycles of its SM.
     """
 
+    type: Annotated[str, Need("record type", enum=("gpu_warp",))]
+    name: Annotated[str, Need("kernel name")]
+    ts_ns: Annotated[int, Need("base of entry_ns, on `clock`", 0, TIME_LIMIT_NS)]
+    warp: Annotated[Column, Need("linear block index × warps a block + warp in its block", 0, COLUMN_LIMIT)]
+    entry_ns: Annotated[Column, Need("%globaltimer at entry, after ts_ns", 0, OFFSET_LIMIT_NS)]
+    exit_ns: Annotated[Column, Need("%globaltimer at each exit, after that warp's entry", 0, OFFSET_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, globaltimer:N of GPU N")]
     gpu: Annotated[int, Doc("GPU index", 0)]
     stream: Annotated[int, Doc("CUDA stream id", 0)]
@@ -323,60 +316,48 @@ class WarpBatch(_WarpBatchRequired, total=False):
     args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
 
 
-class _FrameRequired(TypedDict):
-    function: Annotated[str, Doc("function, without its module")]
-
-
-class Frame(_FrameRequired, total=False):
+class Frame(TypedDict, total=False):
     """One frame of a stack."""
 
+    function: Annotated[str, Need("function, without its module")]
     file: Annotated[str, Doc("path of its source")]
     line: Annotated[int, Doc("line in it that was running", 0, INDEX_LIMIT)]
 
 
-class _StackRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("stack",))]
-    id: Annotated[int, Doc("the `stack` of events; unique in the file", 0, COLUMN_LIMIT)]
-    frames: Annotated[list[Frame], Doc("innermost first")]
-
-
-class StackRecord(_StackRequired, total=False):
+class StackRecord(TypedDict, total=False):
     """A Python stack. It comes before the first event that refers to it."""
 
+    type: Annotated[str, Need("record type", enum=("stack",))]
+    id: Annotated[int, Need("the `stack` of events; unique in the file", 0, COLUMN_LIMIT)]
+    frames: Annotated[list[Frame], Need("innermost first")]
     omitted: Annotated[int, Doc("frames left out at the outer end", 0, COUNT_LIMIT)]
 
 
-class _NameRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("name",))]
-    pid: Annotated[int, Doc("process id", 0, ID_LIMIT)]
-
-
-class NameRecord(_NameRequired, total=False):
+class NameRecord(TypedDict, total=False):
     """The name of a process, or with `tid` of a thread, and its place among the others."""
 
+    type: Annotated[str, Need("record type", enum=("name",))]
+    pid: Annotated[int, Need("process id", 0, ID_LIMIT)]
     tid: Annotated[int, Doc("thread id", 0, ID_LIMIT)]
     name: Annotated[str, Doc("its name")]
     order: Annotated[int, Doc("its place among the others, the smallest first", 0, ORDER_LIMIT)]
 
 
-class ClockRecord(TypedDict):
+class ClockRecord(TypedDict, total=False):
     """A clock pair: `clock` showed `source_ns` when CLOCK_MONOTONIC was within [host_lo_ns, host_hi_ns]."""
 
-    type: Annotated[str, Doc("record type", enum=("clock",))]
-    clock: Annotated[str, Doc("the source clock")]
-    source_ns: Annotated[int, Doc("reading of the source clock", 0, TIME_LIMIT_NS)]
-    host_lo_ns: Annotated[int, Doc("CLOCK_MONOTONIC before the reading", 0, TIME_LIMIT_NS)]
-    host_hi_ns: Annotated[int, Doc("CLOCK_MONOTONIC after the reading", 0, TIME_LIMIT_NS)]
+    type: Annotated[str, Need("record type", enum=("clock",))]
+    clock: Annotated[str, Need("the source clock")]
+    source_ns: Annotated[int, Need("reading of the source clock", 0, TIME_LIMIT_NS)]
+    host_lo_ns: Annotated[int, Need("CLOCK_MONOTONIC before the reading", 0, TIME_LIMIT_NS)]
+    host_hi_ns: Annotated[int, Need("CLOCK_MONOTONIC after the reading", 0, TIME_LIMIT_NS)]
 
 
-class _LossRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("loss",))]
-    count: Annotated[int, Doc("events lost", 0, COUNT_LIMIT)]
-
-
-class LossRecord(_LossRequired, total=False):
+class LossRecord(TypedDict, total=False):
     """Events that happened and were not recorded, between `ts_ns` and `ts_ns` + `dur_ns`."""
 
+    type: Annotated[str, Need("record type", enum=("loss",))]
+    count: Annotated[int, Need("events lost", 0, COUNT_LIMIT)]
     layer: Annotated[str, Doc("layer of the lost events; absent if unknown")]
     ts_ns: Annotated[
         int, Doc("start of the loss; absent: where the record stands in the file", 0, TIME_LIMIT_NS)
@@ -387,15 +368,12 @@ class LossRecord(_LossRequired, total=False):
     reason: Annotated[str, Doc("what was full or failed")]
 
 
-class _WindowRequired(TypedDict):
-    type: Annotated[str, Doc("record type", enum=("window",))]
-    phase: Annotated[str, Doc("B: events are recorded from here on; E: no more", enum=("B", "E"))]
-    ts_ns: Annotated[int, Doc("time on `clock`", 0, TIME_LIMIT_NS)]
-
-
-class WindowRecord(_WindowRequired, total=False):
+class WindowRecord(TypedDict, total=False):
     """Where a window begins or ends. A recording that has windows has events only in them."""
 
+    type: Annotated[str, Need("record type", enum=("window",))]
+    phase: Annotated[str, Need("B: events are recorded from here on; E: no more", enum=("B", "E"))]
+    ts_ns: Annotated[int, Need("time on `clock`", 0, TIME_LIMIT_NS)]
     window: Annotated[int, Doc("its number, from 1", 1, COUNT_LIMIT)]
     name: Annotated[str, Doc("the name that the program gave it")]
     cause: Annotated[str, Doc("what began it or ended it: profiler, signal, duration, …")]
@@ -409,11 +387,11 @@ class WindowRecord(_WindowRequired, total=False):
 class Footer(JsonObject):
     """Last line of a file: how many events it has and how many were lost."""
 
-    type: Annotated[str, Doc("record type", enum=("footer",))] = "footer"
+    type: Annotated[str, Need("record type", enum=("footer",))] = "footer"
     counts: Annotated[
-        dict[str, int], Doc("layer → events in this file; a warp counts one", 0, COUNT_LIMIT)
+        dict[str, int], Need("layer → events in this file; a warp counts one", 0, COUNT_LIMIT)
     ] = field(default_factory=dict)
-    losses: Annotated[dict[str, int], Doc("layer → events lost", 0, COUNT_LIMIT)] = field(
+    losses: Annotated[dict[str, int], Need("layer → events lost", 0, COUNT_LIMIT)] = field(
         default_factory=dict
     )
     end: Annotated[HostInstant, Doc("end of the capture on each host clock")] = field(
@@ -442,7 +420,7 @@ class Footer(JsonObject):
         ),
     ] = field(default_factory=dict)
 
-    REQUIRED = frozenset({"type", "counts", "losses"})
+    WRITTEN_EMPTY = ("counts", "losses")
 
     def end_ns(self, clock: str) -> int | None:
         """The reading of a host clock at the end; None where it is not known."""
@@ -468,16 +446,13 @@ class Problem:
         return ": ".join(part for part in (place, self.field, self.message) if part)
 
 
-class _SamplesRequired(TypedDict):
-    ts_ns: Annotated[int, Doc("start of the stretch, on `clock`", 0, TIME_LIMIT_NS)]
-    functions: Annotated[list[str], Doc("names of functions, which function counts from 0")]
-    reasons: Annotated[list[str], Doc("names of stall reasons, which reason counts from 0")]
-    function: Annotated[Column, Doc("place of its name in functions", 0, INDEX_LIMIT)]
-    reason: Annotated[Column, Doc("place of its name in reasons", 0, INDEX_LIMIT)]
-    samples: Annotated[Column, Doc("how many samples", 0, COUNT_LIMIT)]
-
-
-class _Samples(_SamplesRequired, total=False):
+class _Samples(TypedDict, total=False):
+    ts_ns: Annotated[int, Need("start of the stretch, on `clock`", 0, TIME_LIMIT_NS)]
+    functions: Annotated[list[str], Need("names of functions, which function counts from 0")]
+    reasons: Annotated[list[str], Need("names of stall reasons, which reason counts from 0")]
+    function: Annotated[Column, Need("place of its name in functions", 0, INDEX_LIMIT)]
+    reason: Annotated[Column, Need("place of its name in reasons", 0, INDEX_LIMIT)]
+    samples: Annotated[Column, Need("how many samples", 0, COUNT_LIMIT)]
     dur_ns: Annotated[int, Doc("length of the stretch", 0, TIME_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
     gpu: Annotated[int, Doc("GPU index", 0)]
@@ -485,30 +460,27 @@ class _Samples(_SamplesRequired, total=False):
     period_cycles: Annotated[int, Doc("cycles of an SM between two samples", 1, COUNT_LIMIT)]
 
 
-class StallRecord(_Samples):
+class StallRecord(_Samples, total=False):
     """Samples of what warps waited for, of one process on one GPU in a stretch of time. `function`, `reason`
     and `samples` have a value for each pair that was sampled. Empty columns state that nothing is sampled
     from `ts_ns` on.
     """
 
-    type: Annotated[str, Doc("record type", enum=("gpu_stall",))]
+    type: Annotated[str, Need("record type", enum=("gpu_stall",))]
 
 
-class _InstructionSamples(_Samples, total=False):
-    modules: Annotated[list[str], Doc("of each function, the CRC of its module's machine code")]
-    lines: Annotated[list[str], Doc("lines of the source as FILE:LINE, which line counts from 1")]
-    line: Annotated[Column, Doc("place in lines, from 1; 0: it is not known", 0, INDEX_LIMIT)]
-
-
-class InstructionStallRecord(_InstructionSamples):
+class InstructionStallRecord(_Samples, total=False):
     """Samples of a stretch by instruction: the same samples as in `gpu_stall`.
 
     `function`, `reason`, `samples` and `offset` have a value for each; so has `line` where lines of the
     source are known.
     """
 
-    type: Annotated[str, Doc("record type", enum=("gpu_stall_pc",))]
-    offset: Annotated[Column, Doc("of the instruction in its function, bytes", 0, COLUMN_LIMIT)]
+    modules: Annotated[list[str], Doc("of each function, the CRC of its module's machine code")]
+    lines: Annotated[list[str], Doc("lines of the source as FILE:LINE, which line counts from 1")]
+    line: Annotated[Column, Doc("place in lines, from 1; 0: it is not known", 0, INDEX_LIMIT)]
+    type: Annotated[str, Need("record type", enum=("gpu_stall_pc",))]
+    offset: Annotated[Column, Need("of the instruction in its function, bytes", 0, COLUMN_LIMIT)]
 
 
 RECORDS: Final[dict[str, type]] = {

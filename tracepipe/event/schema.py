@@ -6,7 +6,7 @@ import json
 from dataclasses import is_dataclass
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints, is_typeddict
 
-from tracepipe.event.model import LAYERS, RECORDS, SCHEMA_VERSION, Doc, Event, JsonObject
+from tracepipe.event.model import LAYERS, RECORDS, SCHEMA_VERSION, Doc, Event
 
 _SCALARS: dict[object, dict[str, Any]] = {
     int: {"type": "integer"},
@@ -34,9 +34,7 @@ def is_record(hint: object) -> bool:
 
 def required_of(record: type) -> frozenset[str]:
     """Names of the fields without which a record is invalid."""
-    if issubclass(record, JsonObject):
-        return record.REQUIRED
-    return cast("frozenset[str]", record.__required_keys__)  # type: ignore[attr-defined]
+    return frozenset(name for name, (_, doc) in fields_of(record).items() if doc.is_required)
 
 
 def _of_type(hint: object, doc: Doc) -> dict[str, Any]:

@@ -193,22 +193,3 @@ def _nested(counts: list[int], begin: list[int], dur: list[int]) -> Nested:
             steps.append(2 * at)
         steps += (2 * one + 1 for one in reversed(around))
     return Nested(np.array(inside, np.int32), np.array(steps, np.int64))
-
-
-def ranges_agree(warps: WarpColumns) -> bool:
-    """Whether the columns of ranges pass the checks of `checks.py`."""
-    counts = warps.range_count
-    count = 0 if counts is None else int(counts.sum())
-    columns = {name: getattr(warps, name) for name in EACH_RANGE}
-    if any(column is not None and len(column) != count for column in columns.values()):
-        return False
-    if not count:
-        return True
-    name, clk, dur_clk = columns["range_name"], columns["range_clk"], columns["range_dur_clk"]
-    if name is None or clk is None or dur_clk is None or warps.exit_clk is None:
-        return False
-    of = warps.of_ranges()
-    last_clk = warps.last_of_exits(warps.exit_clk)[of]
-    is_within = (clk <= last_clk) & (dur_clk <= last_clk - clk)
-    is_in_order = (np.diff(clk) >= 0) | (np.diff(of) != 0)
-    return int(name.max()) < len(warps.ranges) and bool(is_within.all()) and bool(is_in_order.all())

@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from tracepipe.errors import FormatError, InputError
-from tracepipe.event.checks import RecordCheck, first_fault, long_texts
+from tracepipe.event.checks import OF_RANGES, RecordCheck, first_fault, long_texts, ranges_fault
 from tracepipe.event.columns import (
     NO_INDEX,
     NONE,
@@ -40,7 +40,6 @@ from tracepipe.event.model import (
     COLUMN_LIMIT,
     OTHERS,
     SCHEMA_VERSION,
-    TIME_LIMIT_NS,
     Header,
     Problem,
     Record,
@@ -49,7 +48,7 @@ from tracepipe.event.model import (
 from tracepipe.event.schema import fields_of
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import NativeTables, Tables
-from tracepipe.event.warps import EACH_EXIT, EACH_RANGE, EACH_WARP, WARP_COLUMNS, Warps, ranges_agree
+from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
 from tracepipe.native import library
 from tracepipe.native.signatures import Columns, WarpLines
 from tracepipe.readers.recording import (
@@ -72,8 +71,9 @@ Rest = tuple[int, int, int, int, Index | None, int]
 """A row without its time."""
 ReadOne = Callable[[int, bytes], Row]
 """Reads one line separately, given its number in the text, from 0 on, and the line."""
-# Our own captures put the time first. 01 is not a number in JSON.
-_TIME_FIRST = re.compile(rb'\{"ts_ns":(0|[1-9][0-9]{0,18}),')
+# The time of each line, where it comes first as in our own captures, and the rest. A number with this many
+# digits is within the limit of times, and 01 is not a number in JSON.
+_LINES = re.compile(rb'^(?:\{"ts_ns":(0|[1-9][0-9]{0,17}),)?(.*)$', re.MULTILINE)
 _LINES_MAX = 1 << 12
 _LINE_BYTES_MAX = 512
 
@@ -99,21 +99,18 @@ class LineColumns:
             self._known.clear()
             self._rests.clear()
             self._rounds = self._tables.rounds
-        times, places = list[int](), list[int]()
-        for at, line in enumerate(text.split(b"\n")):
-            found, place = _TIME_FIRST.match(line), None
-            ts_ns = int(found[1]) if found else NONE
+        found = _LINES.findall(text)
+        times = [int(time) if time else NONE for time, _ in found]
+        places: list[Any] = [self._known.get(rest) if time else None for time, rest in found]
+        for at in [at for at, place in enumerate(places) if place is None]:
+            time, rest = found[at]
             # The shape of a line without a time must not get a number.
-            if found and ts_ns <= TIME_LIMIT_NS:
-                rest = line[found.end() :]
-                place = self._known.get(rest)
-                place = self._place(rest) if place is None else place
+            place = self._place(rest) if time else None
             if place is None:
-                ts_ns, *odd = read_one(at, line)
+                times[at], *odd = read_one(at, b'{"ts_ns":%b,%b' % (time, rest) if time else rest)
                 place = len(self._rests)
                 self._rests.append(cast("Rest", tuple(odd)))
-            times.append(ts_ns)
-            places.append(place)
+            places[at] = place
         used, of = np.unique(np.array(places, np.int64), return_inverse=True)
         events = event_columns([(0, *self._rests[place]) for place in used.tolist()]).take(of)
         events.ts_ns = np.array(times, np.int64)
@@ -124,6 +121,8 @@ class LineColumns:
 
     def _place(self, rest: bytes) -> int | None:
         """The place of the text that follows the time on a line, None where it is not of this grammar."""
+        if (known := self._known.get(rest)) is not None:
+            return known
         text = b"{" + rest
         try:
             record = orjson.loads(text)
@@ -249,7 +248,6 @@ _LIMITS: Final = {
     for name, (_, doc) in fields_of(WarpBatch).items()
     if name in WARP_COLUMNS
 }
-_OF_RANGES: Final = {"range_count", *EACH_RANGE}
 _NOT_OF_LAUNCH: Final = {"ts_ns", *WARP_COLUMNS}
 # Columns are made of lines with this much text together. A longer line is read alone.
 _TEXT_BYTES: Final = 1 << 18
@@ -315,7 +313,7 @@ class NativeWarpLines:
             each = zip(named, sizes, stops, strict=True)
             given = {name: column[stop - size : stop] for (name, column), size, stop in each if size >= 0}
             warps = Warps(launched=record, ts_ns=base_ns, ranges=ranges, **given)
-            found.append(warps if given.keys().isdisjoint(_OF_RANGES) or ranges_agree(warps) else None)
+            found.append(None if not given.keys().isdisjoint(OF_RANGES) and ranges_fault(warps) else warps)
         return found
 
     def _launched(self, text: bytes) -> tuple[Record, list[str]] | None:
