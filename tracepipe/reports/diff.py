@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 from tracepipe.analyses.comparison import Change, Changes, Difference, Sizes, enough
@@ -28,7 +30,6 @@ from tracepipe.store.run import Layer, Run
 from tracepipe.store.store import Facts
 from tracepipe.units import agree, counted, duration_text
 
-_LAYER = Column("layer", "layer", spare=True)
 # Losses whose layer is not known may be from any layer.
 _OF_ANY_LAYER = ("unknown layer", "other layers")
 Load = Callable[[], Run]
@@ -201,67 +202,56 @@ def _totals(figures: Sequence[Difference], several: bool) -> Table:
     return Table("totals", "Totals", columns, rows, "Summed over all threads and streams.")
 
 
-def _lengths(found: Iterable[Change], title: str, several: bool) -> Table:
+def _changes(
+    found: Iterable[Change], title: str, several: bool, name: str, of: str, shown: dict[str, bool]
+) -> Table:
+    """Each change as a row: the values of some figures in A and B, and the change of one `of` them. `shown`
+    has the keys of the figures, and whether their columns are spare.
+    """
+    has_total = name != "exits"
+
     def row(one: Change) -> tuple[Any, ...]:
-        lengths, tails = one.figures["p50_ns"], one.figures["p95_ns"]
+        values = (one.counts if key == "count" else one.figures[key].medians for key in shown)
+        total = (one.total_ns,) if has_total else ()
         return (
             *reversed(one.key),
-            *map(_whole, one.counts),
-            *_medians_ns(lengths),
-            *_medians_ns(tails),
-            *_change(lengths, several),
-            one.total_ns,
+            *map(_whole, chain.from_iterable(values)),
+            *_change(one.figures[of], several),
+            *total,
         )
 
     columns = (
         Column("name", "name"),
-        _LAYER,
-        Column("a_count", "A", "count", spare=True),
-        Column("b_count", "B", "count", spare=True),
-        Column("a_p50_ns", "A p50", "ns"),
-        Column("b_p50_ns", "B p50", "ns"),
-        Column("a_p95_ns", "A p95", "ns", spare=True),
-        Column("b_p95_ns", "B p95", "ns", spare=True),
+        Column("layer", "layer", spare=of != "count"),
+        *(
+            Column(f"{side.lower()}_{key}", side, "count", spare)
+            if key == "count"
+            else Column(f"{side.lower()}_{key}", f"{side} {key.removesuffix('_ns')}", "ns", spare)
+            for key, spare in shown.items()
+            for side in "AB"
+        ),
         *_change_columns(several),
-        Column("total_change_ns", "total", "ns"),
+        *((Column("total_change_ns", "total", "ns"),) if has_total else ()),
     )
-    note = "p50: the median length. Total: the change of the sum of all lengths."
-    note += _SPREAD_NOTE if several else ""
-    rows = [*map(row, found)]
-    return Table("lengths", title, columns, rows, f"{note} A call inside another counts in the time of both.")
+    spread = _SPREAD_NOTE if name == "lengths" and several else ""
+    note = _NOTES_OF.get(name, "").format(spread=spread)
+    return Table(name, title, columns, [*map(row, found)], note)
 
 
-def _tails(found: Iterable[Change], title: str, several: bool) -> Table:
-    def row(one: Change) -> tuple[Any, ...]:
-        figure = one.figures["p95_ns"]
-        return *reversed(one.key), *_medians_ns(figure), *_change(figure, several), one.total_ns
-
-    columns = (
-        Column("name", "name"),
-        _LAYER,
-        Column("a_p95_ns", "A p95", "ns"),
-        Column("b_p95_ns", "B p95", "ns"),
-        *_change_columns(several),
-        Column("total_change_ns", "total", "ns"),
-    )
-    note = "p95: 95% of the lengths are at most this long. The medians do not differ."
-    return Table("tails", title, columns, [*map(row, found)], note)
-
-
-def _counts(found: Iterable[Change], title: str, several: bool) -> Table:
-    rows = [
-        (*reversed(one.key), *map(_whole, one.counts), *_change(one.figures["count"], several), one.total_ns)
-        for one in found
-    ]
-    columns = (
-        Column("name", "name"),
-        Column("layer", "layer"),
-        Column("a_count", "A", "count"),
-        Column("b_count", "B", "count"),
-        *_change_columns(several),
-        Column("total_change_ns", "total", "ns"),
-    )
-    return Table("counts", title, columns, rows)
+_NOTES_OF = {
+    "lengths": "p50: the median length. Total: the change of the sum of all lengths.{spread} A call inside "
+    "another counts in the time of both.",
+    "tails": "p95: 95% of the lengths are at most this long. The medians do not differ.",
+    "exits": "Skew: from the exit of a block's first warp to that of its last. Spread: from the exit of a "
+    "warp's first lane to that of its last. Delay: how much later those threads exit than the others. "
+    "Change: of p50, also where it is not significant.",
+}
+_OF_LENGTHS = {"count": True, "p50_ns": False, "p95_ns": True}
+_lengths = partial(_changes, name="lengths", of="p50_ns", shown=_OF_LENGTHS)
+_tails = partial(_changes, name="tails", of="p95_ns", shown={"p95_ns": False})
+_counts = partial(_changes, name="counts", of="count", shown={"count": False})
+# How far apart threads exit on each side, changed or not.
+_exits = partial(_changes, name="exits", of="p50_ns", shown=_OF_LENGTHS)
 
 
 def _alone(found: Iterable[Change], title: str, several: bool) -> Table:
@@ -280,33 +270,6 @@ def _alone(found: Iterable[Change], title: str, several: bool) -> Table:
     if not several:
         columns = columns[:-1]
     return Table("only", title, columns, [*map(row, found)])
-
-
-def _exits(found: Iterable[Change], title: str, several: bool) -> Table:
-    """How far apart threads exit on each side, changed or not."""
-
-    def row(one: Change) -> tuple[Any, ...]:
-        figure, tails = one.figures["p50_ns"], one.figures["p95_ns"]
-        cells = (*_medians_ns(figure), *_medians_ns(tails), *_change(figure, several))
-        return *reversed(one.key), *map(_whole, one.counts), *cells
-
-    columns = (
-        Column("name", "name"),
-        _LAYER,
-        Column("a_count", "A", "count"),
-        Column("b_count", "B", "count"),
-        Column("a_p50_ns", "A p50", "ns"),
-        Column("b_p50_ns", "B p50", "ns"),
-        Column("a_p95_ns", "A p95", "ns", spare=True),
-        Column("b_p95_ns", "B p95", "ns", spare=True),
-        *_change_columns(several),
-    )
-    note = (
-        "Skew: from the exit of a block's first warp to that of its last. Spread: from the exit of a warp's "
-        "first lane to that of its last. Delay: how much later those threads exit than the others. Change: "
-        "of p50, also where it is not significant."
-    )
-    return Table("exits", title, columns, [*map(row, found)], note)
 
 
 def _compared(found: Changes) -> Drawing:

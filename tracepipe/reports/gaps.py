@@ -77,38 +77,18 @@ def run(run: Run, options: Options) -> Result:
             _causes(idle, kept, doing, states, options.top),
             _longest(run, work, idle, kept, doing, states, options),
         ]
-    threads, more = _threads(run, idle, states, options.top)
+    threads, notes = _threads(run, idle, states, options.top)
     if len(threads.rows) > 1:
         result.parts.append(threads)
-        result.notes += _threads_left_out(more, options.top)
+        result.notes += notes
     result.parts += contexts
     result.notes += work.left_out()
     result.notes += _notes(run, gaps, kept, options, has_copies)
     return result
 
 
-def _threads_left_out(more: int, top: int) -> Iterator[str]:
-    if more and 0 < top < _THREADS_MAX:
-        others = "all" if top + more <= _THREADS_MAX else _THREADS_MAX
-        words = "more thread|threads that uses|use CUDA is|are not listed"
-        yield f"{counted(more, words)}: --top 0 lists {others}"
-    elif more:
-        words = "more thread|threads that uses|use CUDA, which was|were in calls for a shorter time, "
-        yield counted(more, words) + agree(more, "is|are not listed")
-
-
-def _cause(state: str, call: str | None, hooked: str) -> str:
-    """The text for what a thread did."""
-    if state in (IN_CALL, hooked):
-        return f"in {call}"
-    if state == "system call" and call:
-        return f"{state} ({call})"
-    return f"{state} in {call}" if call and call != state else state
-
-
 def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
-    names = {gpu.get("index"): gpu.get("name") for gpu in run.facts.footer.gpus}
-    rows = []
+    about, rows = run.facts.gpus(), []
     bounds = np.searchsorted(gaps.gpu, np.arange(len(idle) + 1)).tolist()
     for one, own in zip(idle, pairwise(bounds), strict=True):
         every = np.arange(*own, dtype=np.int32)
@@ -121,7 +101,7 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
         rows.append(
             (
                 one.gpu,
-                names.get(one.gpu),
+                about.get(one.gpu, {}).get("name"),
                 busy_ns,
                 idle_ns,
                 100 * idle_ns / (busy_ns + idle_ns),
@@ -168,7 +148,11 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, 
                 share = 100 * between_ns / idle_ns if idle_ns else None
                 yield gpu, *causes.words(cause), len(lengths_ns), between_ns, share, *spread, *outside
             if len(shown) < len(every):
-                yield _the_rest(gpu, causes, np.setdiff1d(every, shown), idle_ns)
+                rest = np.setdiff1d(every, shown)
+                between_ns, *outside = causes.in_all_ns(rest)
+                share = 100 * between_ns / idle_ns if idle_ns else None
+                others = (gpu, counted(len(rest), "other|others"), None, None, between_ns, share)
+                yield *others, *(None,) * len(_SPREAD), *outside
 
     columns = (
         Column("gpu", "the CPU was in"),
@@ -190,22 +174,6 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, 
     return Table("causes", "Idle time by what the CPU did", columns, [*rows()], note, grouped=True)
 
 
-def _the_rest(gpu: str, causes: Causes, numbers: Ints, idle_ns: int) -> tuple[Any, ...]:
-    """One row with the sums of the other causes of a GPU."""
-    between_ns, *outside = causes.in_all_ns(numbers)
-    share = 100 * between_ns / idle_ns if idle_ns else None
-    return (
-        gpu,
-        counted(len(numbers), "other|others"),
-        None,
-        None,
-        between_ns,
-        share,
-        *(None,) * len(_SPREAD),
-        *outside,
-    )
-
-
 def _longest(
     run: Run,
     work: Work,
@@ -215,8 +183,13 @@ def _longest(
     states: HostStates,
     options: Options,
 ) -> Table:
-    shown = _first(gaps, options.top)
-    main = _mostly(doing, len(gaps))
+    order: Ints = np.lexsort((gaps.start_ns, -gaps.dur_ns()))
+    shown = order[: options.top] if options.top > 0 else order
+    # For each gap the row of `doing` with the longest time, the first among equal ones.
+    main = np.zeros(len(gaps), np.int64)
+    by_time = np.lexsort((-doing["dur_ns"], doing["gap"]))
+    longest = by_time[run_starts(doing["gap"][by_time])]
+    main[doing["gap"][longest]] = longest
     queued_ns, is_known = gaps.queued_ns(run, shown)
     calls = run.layer("userspace")
 
@@ -236,6 +209,13 @@ def _longest(
             name = run.shapes.value("name", int(run.shapes.column("name", shape)))
             _, tid = run.shapes.ids_of(shape)
         ended_by = name if following else None
+        cause, inner = state_text(state, states), call or syscall
+        if cause in (IN_CALL, states.hooked):
+            cause = f"in {inner}"
+        elif cause == "system call" and inner:
+            cause = f"{cause} ({inner})"
+        elif inner and inner != cause:
+            cause = f"{cause} in {inner}"
         return (
             idle[int(gaps.gpu[gap])].gpu,
             start_ns - run.facts.start_ns,
@@ -245,7 +225,7 @@ def _longest(
             f"{ended_by} ?" if ended_by and gaps.by_order[gap] else ended_by,
             tid,
             int(queued_ns[at]) if following and is_known[at] else None,
-            _cause(state_text(state, states), call or syscall, states.hooked),
+            cause,
             100 * most_ns / dur_ns,
         )
 
@@ -267,42 +247,17 @@ def _longest(
     return Table("gaps", "The longest gaps", columns, [row(at) for at in range(len(shown))], note)
 
 
-def _first(gaps: IdleGaps, top: int) -> Ints:
-    """The rows of the longest gaps, the earliest first among equal ones. Shape `(shown,)`."""
-    dur_ns = gaps.dur_ns()
-    order: Ints = np.lexsort((gaps.start_ns, -dur_ns))
-    return order[:top] if top > 0 else order
-
-
-def _mostly(doing: Spent, count: int) -> Ints:
-    """For each of `count` gaps the row of `doing` with the longest time, the first among equal ones. Shape
-    `(count,)`.
+def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, list[str]]:
+    """What each thread that uses CUDA did while a GPU was idle between its first work and its last, and a
+    note on other threads. The cost of each thread grows with the number of gaps, so only some are analyzed.
     """
-    found = np.zeros(count, np.int64)
-    order = np.lexsort((-doing["dur_ns"], doing["gap"]))
-    starts = order[run_starts(doing["gap"][order])]
-    found[doing["gap"][starts]] = starts
-    return found
-
-
-def _in_calls(run: Run) -> list[tuple[int, int, int]]:
-    """Each thread that made calls: the numbers of its process and itself, and the known time that it spent in
-    calls, in ns; the longest time first.
-    """
-    return run.store.rows(
+    # Those that spent the longest time in calls come first.
+    threads = run.store.rows(
         f"""select s.pid, s.tid, coalesce(sum(total_ns) filter ({IS_TIMED}), 0) as dur_ns
         from store.shape_sums x join store.shapes s using (shape)
         where x.layer = 'userspace' and x.is_outermost and x.kind <> {INSTANT} group by all
         order by dur_ns desc, s.tid, s.pid"""
     )
-
-
-def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, int]:
-    """What each thread that uses CUDA did while a GPU was idle between its first work and its last, and how
-    many other threads there are. The cost of each thread grows with the number of gaps, so only some are
-    analyzed.
-    """
-    threads = _in_calls(run)
     most = min(top, _THREADS_MAX) if top > 0 else _THREADS_MAX
     ids = [(run.shapes.value("pid", pid), run.shapes.value("tid", tid)) for pid, tid, _ in threads[:most]]
     rows = []
@@ -326,7 +281,15 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
         ),
     )
     note = "Time of each thread while the GPU was idle, between its first work and its last."
-    return Table("threads", "All threads that use CUDA", columns, rows, note, True), len(threads) - len(ids)
+    notes, more = [], len(threads) - len(ids)
+    if more and 0 < top < _THREADS_MAX:
+        others = "all" if top + more <= _THREADS_MAX else _THREADS_MAX
+        words = "more thread|threads that uses|use CUDA is|are not listed"
+        notes.append(f"{counted(more, words)}: --top 0 lists {others}")
+    elif more:
+        words = "more thread|threads that uses|use CUDA, which was|were in calls for a shorter time, "
+        notes.append(counted(more, words) + agree(more, "is|are not listed"))
+    return Table("threads", "All threads that use CUDA", columns, rows, note, True), notes
 
 
 def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copies: bool) -> Iterator[str]:

@@ -164,7 +164,10 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
                 notes.append(counted(more, "layer|layers of hooks with fewer events is|are not drawn"))
         else:
             layers.append(drawn.strips(*_levels(run, name, depth)))
-    for thread, pid, tid in _by_id(run, shown, first[shown]):
+    # Those without an id are last.
+    ids = {thread: run.shapes.ids_of(int(first[thread])) for thread in shown.tolist()}
+    for thread in sorted(ids, key=lambda of: [(number is None, number or 0) for number in ids[of]]):
+        pid, tid = ids[thread]
         called = run.thread_name(pid, tid) or run.process_name(pid)
         ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
         group = Group(f"{called}{ids_text}")
@@ -180,17 +183,6 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
         notes.append(
             counted(deeper, "call|calls is|are nested too deep to be drawn: --depth draws more rows")
         )
-
-
-def _by_id(run: Run, threads: Int64s, shapes: Ints) -> Iterator[tuple[int, int | None, int | None]]:
-    """Threads in the order of their ids, those without an id last: number, pid, tid. `shapes` has one shape
-    of each thread.
-    """
-    ids = [run.shapes.column(key, shapes) for key in ("pid", "tid")]
-    order = np.lexsort([key for column in reversed(ids) for key in (column, column == NONE)])
-    for thread, *numbers in zip(*(column[order].tolist() for column in (threads, *ids)), strict=True):
-        pid, tid = numbers
-        yield thread, run.shapes.value("pid", pid), run.shapes.value("tid", tid)
 
 
 def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
@@ -238,17 +230,22 @@ def _label(title: str, level: int) -> str:
 def _gpus(run: Run, start_ns: int, end_ns: int, options: Options) -> Iterator[Group]:
     streams, others = _streams(run, start_ns, end_ns, options.streams)
     warps = _warps(run, start_ns, end_ns)
-    threads = _timed_threads(run, start_ns, end_ns)
-    gpus = sorted({*streams, *warps, *threads})
-    known = [*run.facts.header.gpus, *run.facts.footer.gpus]
-    names = {gpu["index"]: gpu.get("name", "") for gpu in known if isinstance(gpu.get("index"), int)}
-    for gpu in gpus:
+    # The entries and exits of single threads.
+    layer = run.layer("gpu_thread")
+    of_shape = run.shapes.numbers("gpu", _every(run), 0)
+    rows_in = np.flatnonzero((layer.start_ns >= start_ns) & (layer.start_ns <= end_ns))
+    threads = {
+        gpu: Spans(layer.start_ns, layer.end_ns, lambda of: [None] * len(of), some)
+        for gpu, some in RowsByNumber(of_shape[layer.shape[rows_in]], rows_in)
+    }
+    about = run.facts.gpus()
+    for gpu in sorted({*streams, *warps, *threads}):
         rows = [*streams.get(gpu, [])]
         if gpu in warps:
             rows.append(Strip("warps", [warps[gpu]], level=True))
         if gpu in threads:
             rows.append(Strip("threads", instants=[threads[gpu]]))
-        yield Group(f"GPU {gpu} {names.get(gpu, '')}".rstrip(), rows)
+        yield Group(f"GPU {gpu} {about.get(gpu, {}).get('name', '')}".rstrip(), rows)
     if others is not None:
         yield others
 
@@ -308,15 +305,6 @@ def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
 
     own = RowsByNumber(np.where(has_gpu, gpu, 0), rows)
     return {gpu: Spans(entry_ns, last_ns, names, tracks) for gpu, tracks in own}
-
-
-def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
-    """GPU → the entries and exits of its single threads."""
-    layer = run.layer("gpu_thread")
-    gpu = run.shapes.numbers("gpu", _every(run), 0)
-    rows = np.flatnonzero((layer.start_ns >= start_ns) & (layer.start_ns <= end_ns))
-    own = RowsByNumber(gpu[layer.shape[rows]], rows)
-    return {one: Spans(layer.start_ns, layer.end_ns, lambda of: [None] * len(of), some) for one, some in own}
 
 
 def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:

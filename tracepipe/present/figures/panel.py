@@ -183,7 +183,7 @@ def empty_stretch(start_ns: int, end_ns: int, length_ns: int) -> TracepipeError:
 
 def gpu_name(run: Run, gpu: int) -> str:
     """A GPU's number, with its name where that was recorded."""
-    return f"GPU {gpu} {short(str(_about_gpu(run, gpu).get('name', '')))}".rstrip()
+    return f"GPU {gpu} {short(str(run.facts.gpus().get(gpu, {}).get('name', '')))}".rstrip()
 
 
 def gpus_of(counts: dict[int, int]) -> tuple[list[int], list[Panel]]:
@@ -196,17 +196,9 @@ def gpus_of(counts: dict[int, int]) -> tuple[list[int], list[Panel]]:
 
 def sm_count(run: Run, gpu: int) -> int | None:
     """How many SMs a GPU has; None where that was not recorded."""
-    about = _about_gpu(run, gpu)
+    about = run.facts.gpus().get(gpu, {})
     count = about.get("sms", about.get("sm_count"))
     return count if isinstance(count, int) else None
-
-
-def _about_gpu(run: Run, gpu: int) -> dict[str, Any]:
-    for record in (run.facts.header, run.facts.footer):
-        for about in record.gpus:
-            if about.get("index") == gpu:
-                return about
-    return {}
 
 
 def short(name: str, letters: int = _NAME_LETTERS) -> str:
