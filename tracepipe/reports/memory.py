@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from tracepipe.analyses.allocations import (
@@ -30,7 +31,7 @@ from tracepipe.event.columns import NONE, Ints
 from tracepipe.libraries import np
 from tracepipe.options import Option
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
-from tracepipe.reports.report import Column, Drawing, Report, Result, Table
+from tracepipe.reports.report import Column, Drawing, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text
 
@@ -70,35 +71,23 @@ def run(run: Run, options: Options) -> Result:
     def until(pid: int | None) -> str:
         return "process end" if (NONE if pid is None else pid) in ended else end
 
-    if left_out:
-        result.notes.append(
-            counted(
-                left_out,
-                "more process|processes or kind|kinds of memory, with lower peaks, is|are not listed: "
-                "--top 0 lists all",
-            )
-        )
+    words = "process|processes or kind|kinds of memory, with lower peaks,"
+    result.notes += not_listed(left_out, words)
     if len(places):
         result.parts += [_places(run, found, places, until), _over_time(run, found, places)]
-    tables = (
-        ("call sites", _sites),
-        ("allocations that were never freed", _never_freed),
-        ("faults", _faults),
-    )
-    for what, make in tables:
-        table, left_out = make(run, found, options.top, until)
-        if left_out > 0:
-            result.notes.append(f"{left_out} more {what} are not listed: --top 0 lists all")
-        if table.rows:
-            result.parts.append(table)
+    sites = Sites(found)
+    for what, rows, make in (
+        ("call sites", sites.sums.most_first(), partial(_sites, sites)),
+        ("allocations that were never freed", never_freed(found), partial(_never_freed, until=until)),
+        ("faults", faults, _faults),
+    ):
+        shown = rows[: options.top] if options.top > 0 else rows
+        if len(shown) < len(rows):
+            result.notes.append(f"{len(rows) - len(shown)} more {what} are not listed: --top 0 lists all")
+        if len(shown):
+            result.parts.append(make(run, found, shown.tolist()))
     result.notes += _notes(run, found, faults)
     return result
-
-
-def _first_of(numbers: Ints, top: int) -> tuple[list[int], int]:
-    """The first `top` of some numbers, or all for 0, and how many others there are."""
-    shown = numbers[:top] if top > 0 else numbers
-    return shown.tolist(), len(numbers) - len(shown)
 
 
 _Until = Callable[[int | None], str]
@@ -204,10 +193,8 @@ def _known(value: int) -> int | None:
     return None if value == NONE else int(value)
 
 
-def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
+def _sites(sites: Sites, run: Run, found: Allocations, shown: list[int]) -> Table:
     """Allocations by call and thread."""
-    sites = Sites(found)
-    shown, left_out = _first_of(sites.sums.most_first(), top)
 
     def row(number: int) -> tuple[Any, ...]:
         first = sites.first(number)
@@ -240,12 +227,10 @@ def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table
         "Allocated by: the outermost call on the thread > the call inside it that allocated. Lived: from an "
         "allocation to its free, for those that were freed. Kept: never freed."
     )
-    return Table("sites", "By call", columns, [*map(row, shown)], note), left_out
+    return Table("sites", "By call", columns, [*map(row, shown)], note)
 
 
-def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
-    shown, left_out = _first_of(never_freed(found), top)
-
+def _never_freed(run: Run, found: Allocations, shown: list[int], until: _Until) -> Table:
     def row(number: int) -> tuple[Any, ...]:
         at_ns, place = int(found.at_ns[number]), found.places[found.place[number]]
         return (
@@ -272,12 +257,10 @@ def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple
         Column("until", "until", spare=True),
     )
     title = "The largest allocations that were never freed"
-    return Table("never_freed", title, columns, [*map(row, shown)]), left_out
+    return Table("never_freed", title, columns, [*map(row, shown)])
 
 
-def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
-    shown, left_out = _first_of(faults_of(found), top)
-
+def _faults(run: Run, found: Allocations, shown: list[int]) -> Table:
     def row(number: int) -> tuple[Any, ...]:
         fault, before, key = FAULTS[found.fault[number]], found.before[number], _known(found.key[number])
         return (
@@ -302,7 +285,7 @@ def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Tabl
         Column("process", "process", spare=True),
     )
     note = "Before: when the address was freed first (double free), or allocated first (address in use)."
-    return Table("faults", "Faults", columns, [*map(row, shown)], note, grouped=True), left_out
+    return Table("faults", "Faults", columns, [*map(row, shown)], note, grouped=True)
 
 
 def _lost(run: Run) -> dict[str, int]:

@@ -4,7 +4,6 @@ divergence, strides, stragglers, waves, imbalance.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from tracepipe.analyses.findings import FINDERS, Searched, find_all
 from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE
 from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps
-from tracepipe.analyses.findings.kernels import kernels_of
+from tracepipe.analyses.findings.kernels import kernels_of, wanted_warps
 from tracepipe.analyses.findings.waves import (
     MIN_FILLED,
     launch_waves,
@@ -24,9 +23,9 @@ from tracepipe.analyses.findings.waves import (
 from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Floats, Int64s, Ints
-from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.groups import RowsByNumber, number_rows, sums_by
 from tracepipe.libraries import np
-from tracepipe.options import OTHER_RUN, Option
+from tracepipe.options import OTHER_RUN, Option, regex
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table, sentences
 from tracepipe.reports.stalls_and_warps import side_by_side
@@ -56,10 +55,18 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     their warps wait for. Raises TracepipeError where the pattern is invalid, or nothing is selected.
     """
     kernels = kernels_of(run, options.kernel, options.launch)
-    if not kernels and (options.kernel or options.launch is not None):
-        raise _nothing_chosen(run, options)
     if not kernels:
-        return Result("WARPS", [_findings(find_all([]), Counter())], [_NO_WARPS])
+        every = kernels_of(run, "", None).names()
+        if options.kernel == "" and options.launch is None:
+            return Result("WARPS", [_findings(find_all([]), Counter())], [_NO_WARPS])
+        if not every:
+            hint = f"{_NO_WARPS[0].upper()}{_NO_WARPS[1:]}."
+            raise TracepipeError("There are no warps to choose from.", hint)
+        if options.launch is None or not kernels_of(run, options.kernel, None):
+            raise no_such_kernel("warps", options.kernel, every)
+        of_kernel = f" of a kernel with {options.kernel!r} in its name" if options.kernel else ""
+        message = f"No warps of launch {options.launch}{of_kernel} were recorded."
+        raise TracepipeError(message, "Leave out --launch to see all.")
     shown = kernels.first(options.top)
     found = find_all(shown)
     ranges = ranges_table(run, options.kernel, options.launch, options.top)
@@ -69,35 +76,20 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     called = shown.names()
     rows = [_kernel_rows(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
     occupancy = achieved_table(run, [one.held for one in rows if one.held])
-    of_kernels, times = _tables(rows)
+    of_kernels = Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in rows], _SHAPE_NOTE)
+    times = Table("times", "Warps", _TIME_COLUMNS, [one.time for one in rows], _TIME_NOTE)
     parts = (of_kernels, occupancy if occupancy.rows else None, times, ranges)
     drawn = (_occupancy(rows), *_few(rows), _findings(found, called))
     result = Result("WARPS", [part for part in (*parts, *drawn) if part])
-    if len(shown) < len(kernels):
-        result.notes.append(
-            counted(
-                len(kernels) - len(shown), "more kernel|kernels was|were not analyzed: --top 0 analyzes all"
-            )
-        )
+    if more := len(kernels) - len(shown):
+        words = "more kernel|kernels was|were not analyzed: --top 0 analyzes all"
+        result.notes.append(counted(more, words))
     if stalls is not None:
         together, notes = side_by_side(stalls, run, called)
         result.parts += together
         result.notes += notes
     result.notes += _limits(found, rows)
     return result
-
-
-def _nothing_chosen(run: Run, options: Options) -> TracepipeError:
-    """The error where options choose none of the kernels."""
-    every = kernels_of(run, "", None).names()
-    if not every:
-        return TracepipeError("There are no warps to choose from.", f"{_NO_WARPS[0].upper()}{_NO_WARPS[1:]}.")
-    if options.launch is None or not kernels_of(run, options.kernel, None):
-        return no_such_kernel("warps", options.kernel, every)
-    of_kernel = f" of a kernel with {options.kernel!r} in its name" if options.kernel else ""
-    return TracepipeError(
-        f"No warps of launch {options.launch}{of_kernel} were recorded.", "Leave out --launch to see all."
-    )
 
 
 _NO_WARPS = (
@@ -115,6 +107,15 @@ _SHAPE_COLUMNS = (
     Column("blocks_per_sm", "blocks/SM", "count"),
     Column("waves", "waves", "number"),
     Column("active_warps_per_sm", "warps/SM", "number"),
+)
+_SHAPE_NOTE = (
+    "Blocks: of the grid; warps: of all launches. Of one launch: duration (median), blocks/SM (the most "
+    "that an SM held at a time), waves (of blocks), warps/SM (active warps, the mean over the duration)."
+)
+_TIME_NOTE = (
+    "Lifetime of a warp: from its entry to the exit of its last lane. Spread of a warp: from the exit of "
+    "its first lane to that of its last. Skew of a block: from the exit of its first warp to that of its "
+    "last."
 )
 _TIME_COLUMNS = (
     Column("kernel", "kernel"),
@@ -202,23 +203,6 @@ def _grid_text(grid: Iterable[int] | None) -> str | None:
 
 def _whole(value: float | np.floating[Any]) -> int:
     return round(float(value))
-
-
-def _tables(kernels: list[_KernelRows]) -> tuple[Table, Table]:
-    """The tables of the kernels and of their times."""
-    of_kernels = (
-        "Blocks: of the grid; warps: of all launches. Of one launch: duration (median), blocks/SM (the most "
-        "that an SM held at a time), waves (of blocks), warps/SM (active warps, the mean over the duration)."
-    )
-    of_times = (
-        "Lifetime of a warp: from its entry to the exit of its last lane. Spread of a warp: from the exit of "
-        "its first lane to that of its last. Skew of a block: from the exit of its first warp to that of its "
-        "last."
-    )
-    return (
-        Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in kernels], of_kernels),
-        Table("times", "Warps", _TIME_COLUMNS, [one.time for one in kernels], of_times),
-    )
 
 
 def _few(kernels: list[_KernelRows]) -> Iterator[Table | Drawing]:
@@ -343,11 +327,8 @@ def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table 
         return None
     names = table.range_names
     kernels, of_warp = table.kernels()
-    found = re.compile(pattern)
-    wanted = np.array([found.search(kernel["name"]) is not None for kernel in kernels], np.bool_)[of_warp]
+    wanted = wanted_warps(run, regex(pattern), launch)
     launches, has_launch = table.column("launch")
-    if launch is not None:
-        wanted &= has_launch & (launches == launch)
     last_ns, has_exit = table.column("last_exit_ns")
     lives_ns = np.where(has_exit, last_ns - table.column("entry_ns")[0], 0)
     # The block of each warp, by number; warps without one are together.
@@ -369,14 +350,12 @@ def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table 
         of_names = [(name, int(ranges["self_ns"][some].sum()), some) for name, some in called]
         for name, self_ns, some in sorted(of_names, key=lambda one: (-one[1], one[0])):
             times = _range_times(ranges["warp_row"][some], ranges["dur_ns"][some], of_block)
-            rows.append((kernel["name"], names[name], grid, _percent(self_ns, life_ns), len(some), *times))
+            share = 100 * self_ns / life_ns if life_ns else None
+            rows.append((kernel["name"], names[name], grid, share, len(some), *times))
         outside_ns = max(life_ns - sum(self_ns for _, self_ns, _ in of_names), 0)
-        rows.append((kernel["name"], NO_RANGE, grid, _percent(outside_ns, life_ns), *(None,) * 8))
+        share = 100 * outside_ns / life_ns if life_ns else None
+        rows.append((kernel["name"], NO_RANGE, grid, share, *(None,) * 8))
     return Table("ranges", "Ranges", _RANGE_COLUMNS, rows, _RANGE_NOTE, grouped=True)
-
-
-def _percent(part_ns: int, life_ns: int) -> float | None:
-    return 100 * part_ns / life_ns if life_ns else None
 
 
 def _range_times(warp: Ints, dur_ns: Int64s, of_block: Ints) -> tuple[int, ...]:
@@ -384,27 +363,19 @@ def _range_times(warp: Ints, dur_ns: Int64s, of_block: Ints) -> tuple[int, ...]:
     of each warp of the recording.
     """
     number, first = number_rows(warp)
-    warps_ns = np.zeros(len(first), np.int64)
-    np.add.at(warps_ns, number, dur_ns)
+    warps_ns = sums_by(number, dur_ns, len(first))
     block, first_of_block = number_rows(of_block[warp[first]])
     most_ns, least_ns = np.zeros(len(first_of_block), np.int64), np.full(len(first_of_block), 1 << 62)
     np.maximum.at(most_ns, block, warps_ns)
     np.minimum.at(least_ns, block, warps_ns)
     skews_ns = most_ns - least_ns
-    return (
-        len(first),
-        _quantile(dur_ns, 0.5),
-        _quantile(dur_ns, 0.95),
-        int(dur_ns.max()),
-        _quantile(warps_ns, 0.5),
-        _quantile(skews_ns, 0.5),
-        int(skews_ns.max()),
-    )
 
+    def nearest(values: Int64s, share: float) -> int:
+        """The value that is nearest to a quantile."""
+        return int(np.sort(values)[int((len(values) - 1) * share + 0.5)])
 
-def _quantile(values: Int64s, share: float) -> int:
-    """The value that is nearest to a quantile."""
-    return int(np.sort(values)[int((len(values) - 1) * share + 0.5)])
+    spread = nearest(dur_ns, 0.5), nearest(dur_ns, 0.95), int(dur_ns.max())
+    return len(first), *spread, nearest(warps_ns, 0.5), nearest(skews_ns, 0.5), int(skews_ns.max())
 
 
 REPORT = Report(

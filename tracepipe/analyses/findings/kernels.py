@@ -83,15 +83,25 @@ def kernels_of(run: Run, pattern: str, launch: int | None) -> Kernels:
     return Kernels([*_from_warps(run, wanted, launch), *_from_threads(run, wanted, launch)])
 
 
+def wanted_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Bools:
+    """Flags the warps of kernels whose names match, with `launch` only those of that launch. Shape
+    `(warps,)`.
+    """
+    table = run.warp_table
+    is_wanted = table.launches.flags_by_names(lambda name: wanted.search(name) is not None)
+    if launch is not None:
+        launches, has_launch = table.launches.column("launch", np.arange(len(table.launches)))
+        is_wanted &= has_launch & (launches == launch)
+    found: Bools = is_wanted[table.launch_of(slice(None))]
+    return found
+
+
 def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterator[_Source]:
     table = run.warp_table
     if not len(table):
         return
     kernels, of_warp = table.kernels()
-    is_wanted = np.array([wanted.search(kernel["name"]) is not None for kernel in kernels], np.bool_)[of_warp]
-    if launch is not None:
-        launches, has_launch = table.column("launch")
-        is_wanted &= has_launch & (launches == launch)
+    is_wanted = wanted_warps(run, wanted, launch)
     rows_of = RowsByNumber(of_warp[is_wanted], np.flatnonzero(is_wanted))
     exits_of, exited = RowsByNumber(of_warp[table.exit_columns()[0]]), table.column("exits")[0]
     for number, rows in sorted(rows_of, key=lambda one: int(one[1][0])):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
+from operator import itemgetter
 from typing import Any
 
 from tracepipe.event.columns import Floats, Int64s, Ints, distinct
@@ -107,7 +108,11 @@ def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
         for at, name in zip(wide.tolist(), names(wide), strict=True):
             left = int(begin[at])
             right = min(cells, max(left + 1, round(float(end[at]))))
-            bars |= enumerate(_bar(str(name), right - left, glyphs), left)
+            letters, text = right - left - 2, str(name)
+            if len(text) > letters:
+                text = text[: max(0, letters - 1)] + ("…" if letters > 0 else "")
+            bar = [glyphs.begin, *text, *(glyphs.fill * (letters - len(text))), glyphs.end]
+            bars |= enumerate(bar, left)
     whole = (cover[:cells] + np.cumsum(change)[:cells]).clip(0, 1)
     # A slice that is too short to cover anything is still drawn.
     shares = np.where(touched[:cells], np.maximum(whole, 1e-9), whole)
@@ -117,12 +122,6 @@ def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
 
 def _shade(share: float, shades: str) -> str:
     return shades[min(len(shades) - 1, int(share * len(shades)))] if share > 0 else " "
-
-
-def _bar(name: str, cells: int, glyphs: Glyphs) -> list[str]:
-    letters = cells - 2
-    shown = name if len(name) <= letters else name[: max(0, letters - 1)] + ("…" if letters > 0 else "")
-    return [glyphs.begin, *shown, *(glyphs.fill * (letters - len(shown))), glyphs.end]
 
 
 def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
@@ -211,21 +210,18 @@ class Strip:
         spans = [one.part() for one in self.spans]
         if self.level:
             line = level_line(window, spans, glyphs)
-            label = f"{label} {glyphs.at_most}{self._most_at_once(window):,}"
+            none = np.zeros(0, np.int64)
+            starts_ns, ends_ns = (
+                np.concatenate([none, *times]) for times in ([part[at] for part in spans] for at in (0, 1))
+            )
+            starts_ns = np.maximum(starts_ns, window.start_ns)
+            lasts = (ends_ns > starts_ns) & (starts_ns < window.end_ns)
+            label = f"{label} {glyphs.at_most}{most_at_once(starts_ns[lasts], ends_ns[lasts]):,}"
         else:
             cells = spans_line(window, spans, glyphs)
             marks = instants_line(window, [one.part() for one in self.instants], glyphs.instant)
             line = "".join(mark if cell == " " else cell for cell, mark in zip(cells, marks, strict=True))
         return f"{label[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}{line}".rstrip()
-
-    def _most_at_once(self, window: Window) -> int:
-        """The most slices at one time."""
-        none = np.zeros(0, np.int64)
-        starts_ns = np.concatenate([none, *(one.start_ns[one.rows] for one in self.spans)])
-        ends_ns = np.concatenate([none, *(one.end_ns[one.rows] for one in self.spans)])
-        starts_ns = np.maximum(starts_ns, window.start_ns)
-        lasts = (ends_ns > starts_ns) & (starts_ns < window.end_ns)
-        return most_at_once(starts_ns[lasts], ends_ns[lasts])
 
     def as_json(self, base_ns: int) -> dict[str, Any]:
         """The slices and instants of the row as iterators, with times after the start of the run."""
@@ -233,14 +229,10 @@ class Strip:
             "row": self.label.strip(),
             "spans": (
                 {"name": name, "start_ns": start_ns - base_ns, "dur_ns": end_ns - start_ns}
-                for start_ns, end_ns, name in merge(*self.spans, key=_start)
+                for start_ns, end_ns, name in merge(*self.spans, key=itemgetter(0))
             ),
-            "instants_ns": (start_ns - base_ns for start_ns, _, _ in merge(*self.instants, key=_start)),
+            "instants_ns": (ts_ns - base_ns for ts_ns, _, _ in merge(*self.instants, key=itemgetter(0))),
         }
-
-
-def _start(span: tuple[int, int, str | None]) -> int:
-    return span[0]
 
 
 @dataclass(slots=True)
