@@ -241,7 +241,10 @@ class ChromeEvents:
             return members(drawn.args_of(event, mark))
         args, shape = int(drawn.events.args[event]), int(drawn.events.shape[event])
         if args != NONE and args not in ready[ARGS]:
-            self._make_args(drawn.book, args)
+            own = drawn.book.tables.args(args)
+            if not own.keys().isdisjoint(SHOWN):
+                self._shadows.add(args)
+            ready[ARGS][args] = members(own)
         if args in self._shadows:
             return members(drawn.args_of(event, mark))
         shown = ready[BEFORE].get(shape, b"") + ready[ARGS].get(args, b"")
@@ -253,12 +256,6 @@ class ChromeEvents:
             launch = unsigned(int(drawn.events.launch[event]))
             shown += ready[LAUNCH][shape] + (b"%d" if launch <= _INT_MAX else b'"%d"') % launch
         return shown + ready[AFTER].get(shape, b"") + ready[MARK].get(mark, b"")
-
-    def _make_args(self, book: Book, number: int) -> None:
-        args = book.tables.args(number)
-        if not args.keys().isdisjoint(SHOWN):
-            self._shadows.add(number)
-        self._ready[ARGS][number] = members(args)
 
     # Warps ---------------------------------------------------------------------------------------------
 
@@ -453,27 +450,20 @@ class ChromeWriter:
         return self._described(pid, track)
 
     def _described(self, pid: int, track: Track) -> list[bytes]:
-        """The name and order of a track."""
-        order = self._metadata("thread_sort_index", pid, track.id, sort_index=self._order(track))
-        return [self._thread_name(pid, track), order]
-
-    def _thread_name(self, pid: int, track: Track) -> bytes:
-        names: list[str] = []
+        """The name of a track, with those of its groups, and its place under its top: the rank of its group,
+        then its own.
+        """
+        path: list[Track] = []
         at: Track | None = track
         while at is not None and at.parent is not None:
-            names.insert(0, self._tracks[at.id].label())
+            path.insert(0, self._tracks[at.id])
             at = at.parent
-        return self._metadata("thread_name", pid, track.id, name=" / ".join(names))
-
-    def _order(self, track: Track) -> int:
-        """The place of a track under its top: the rank of its group, then its own."""
-        ranks = []
-        at: Track | None = track
-        while at is not None and at.parent is not None:
-            ranks.append(self._tracks[at.id].rank)
-            at = at.parent
-        group, own = (ranks[-1], ranks[0]) if len(ranks) > 1 else (ranks[0], 0)
-        return min(group, (1 << 22) - 1) << 9 | min(own, 511)
+        own = path[-1].rank if len(path) > 1 else 0
+        order = min(path[0].rank, (1 << 22) - 1) << 9 | min(own, 511)
+        return [
+            self._metadata("thread_name", pid, track.id, name=" / ".join(one.label() for one in path)),
+            self._metadata("thread_sort_index", pid, track.id, sort_index=order),
+        ]
 
     @staticmethod
     def _metadata(kind: str, pid: int, tid: int, **args: object) -> bytes:

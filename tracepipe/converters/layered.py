@@ -102,7 +102,10 @@ class LayeredWriter(LineWriter):
             line["start_ts"] = max(0, ts_ns - self._start_ns) / 1e6
             ts_ns += dur_ns
         if dur_ns is not None and dur_ns >= 0 and shape.phase in "EX":
-            line |= _length(shape, dur_ns, line)
+            is_copy = shape.type == "transfer"
+            line["duration_ms" if is_copy else "duration_us"] = dur_ns / (1e6 if is_copy else 1e3)
+            if is_copy and isinstance(line.get("size"), int) and dur_ns > 0:
+                line["bandwidth_gbps"] = line["size"] / dur_ns  # GB/s
         self._line(ts_ns, line)
         if pending is not None:
             self._line(*pending)
@@ -172,14 +175,3 @@ def _thread_of(shape: Shape) -> tuple[Any, ...]:
 def _is_size(value: object) -> bool:
     """Whether an argument is the size of a grid or a block."""
     return isinstance(value, list) and len(value) == 3 and all(isinstance(one, int) for one in value)
-
-
-def _length(shape: Shape, dur_ns: int, line: dict[str, Any]) -> dict[str, Any]:
-    """The keys for a duration, and for the rate of a copy, in GB/s."""
-    if shape.type != "transfer":
-        return {"duration_us": dur_ns / 1e3}
-    length: dict[str, Any] = {"duration_ms": dur_ns / 1e6}
-    size = line.get("size")
-    if isinstance(size, int) and dur_ns > 0:
-        length["bandwidth_gbps"] = size / dur_ns
-    return length

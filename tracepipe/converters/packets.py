@@ -29,7 +29,6 @@ from tracepipe.layout.timeline import (
     WARP_BEGIN,
     WARP_COUNT,
     WARP_EXIT,
-    Book,
     Drawn,
     Kernel,
     Slices,
@@ -41,7 +40,7 @@ from tracepipe.native import checked, owned
 SMALL_END = 1 << 11
 _U64 = (1 << 64) - 1
 _SIZES: Final = np.array([1 << 7 * size for size in range(1, 5)])
-"""The first values that take 2, 3, … bytes."""
+"""The first values that take 2, 3, … bytes: a varint has a byte for each 7 bits."""
 
 SMALL: tuple[bytes, ...] = (
     *(bytes((value,)) for value in range(0x80)),
@@ -68,8 +67,8 @@ def varint(value: int) -> bytes:
 
 def varints(values: Int64s) -> list[bytes]:
     """The varint of each value."""
-    # Each byte has seven bits. Its highest bit is set where another byte follows.
-    spread, sizes = values & 0x7F, 1 + np.searchsorted(_SIZES, values, side="right")
+    # The highest bit of a byte is set where another byte follows.
+    spread, sizes = values & 0x7F, _varint_sizes(values)
     for at in range(1, len(_SIZES)):
         more = values >> 7 * at
         spread |= np.where(more > 0, 1 << 8 * at - 1 | (more & 0x7F) << 8 * at, 0)
@@ -114,8 +113,6 @@ _TIMESTAMP, _TRACK_EVENT, _PACKET = tag(8, 0), tag(11, 2), tag(1, 2)
 _STEPS = tuple(_TIMESTAMP + digits for digits in SMALL)
 _EVENT_OF = tuple(_TRACK_EVENT + digits for digits in SMALL)
 _PACKET_OF = tuple(_PACKET + digits for digits in SMALL)
-# A varint has a byte for each 7 bits. No length in a packet needs more than four bytes.
-_LONGER: Final = np.array([1 << 7, 1 << 14, 1 << 21])
 
 
 class PacketStream:
@@ -160,15 +157,13 @@ class PacketStream:
         stamps = list(map(_STEPS.__getitem__, steps.tolist()))
         sizes = len(_TIMESTAMP) + _varint_sizes(steps)
         for at in np.flatnonzero(far).tolist():
-            stamps[at] = self._far(int(ts_ns[at]), int(last_ns[at]))
+            # A long step, or the full time of an earlier event.
+            ns, earlier_ns = int(ts_ns[at]), int(last_ns[at])
+            is_earlier = ns < earlier_ns
+            full = number(8, max(0, ns)) + number(58, self._clock)
+            stamps[at] = full if is_earlier else number(8, ns - earlier_ns)
             sizes[at] = len(stamps[at])
         return stamps, sizes
-
-    def _far(self, ts_ns: int, last_ns: int) -> bytes:
-        """A timestamp that is not in the table: a long step, or the full time of an earlier one."""
-        if ts_ns < last_ns:
-            return number(8, max(0, ts_ns)) + number(58, self._clock)
-        return number(8, ts_ns - last_ns)
 
     def drain(self) -> bytes:
         """The bytes that were written since the last call."""
@@ -181,7 +176,7 @@ def _lengths(part: list[bytes]) -> Int64s:
 
 
 def _varint_sizes(values: Int64s) -> Int64s:
-    return 1 + np.searchsorted(_LONGER, values, side="right")
+    return 1 + np.searchsorted(_SIZES, values, side="right")
 
 
 def _heads(ready: tuple[bytes, ...], tag: bytes, sizes: Int64s) -> list[bytes]:
@@ -367,14 +362,10 @@ class Packets:
         kind, row, _, name, event, mark, flow, flow2, value, _ = op
         if kind == COUNTER:
             return _TYPES[COUNTER] + _on(drawn.book.tracks[row]) + _value(drawn.counted(event, value))
+        track, book = drawn.book.tracks[row], drawn.book
+        on_track = _on(track) if kind == END else self._top(track) + self.name(book.names[name])
         args = self.annotations(drawn.args_of(event, mark))
-        return self._head_of(drawn.book, kind, row, name) + args + _flow(flow) + _flow(flow2)
-
-    def _head_of(self, book: Book, kind: int, row: int, name: int) -> bytes:
-        """Type and track of an operation, with category and name where it has them."""
-        if kind in (BEGIN, INSTANT):
-            return _TYPES[kind] + self._top(book.tracks[row]) + self.name(book.names[name])
-        return _TYPES[kind] + _on(book.tracks[row])
+        return _TYPES[kind] + on_track + args + _flow(flow) + _flow(flow2)
 
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch. The bytes that they share must be set."""
@@ -398,7 +389,9 @@ class Packets:
         kind, row, _, name, event, mark, _, _, value, _ = op
         if kind == COUNTER:
             return _TYPES[COUNTER] + self._ready[TRACKS][row] + _value(drawn.counted(event, value))
-        body, marked = self._head(kind, row, name), self._ready[MARK][mark]
+        on_track = TRACKS if kind == END else TOPS
+        body, marked = _TYPES[kind] + self._ready[on_track][row], self._ready[MARK][mark]
+        body += b"" if kind == END else self._ready[NAMES][name]
         if event == NONE:
             return self._keep(key, body + marked)
         args = NONE if event <= FIRST_EXTRA or drawn.events is None else int(drawn.events.args[event])
@@ -413,7 +406,8 @@ class Packets:
         if source is None and not launch_key:
             return self._keep(key, body + after + marked)
         if source is not None and source[event] != NONE:
-            body += _annotated(self._ready[KEYS][KEY_SOURCE], int(source[event]))
+            field = self._ready[KEYS][KEY_SOURCE] + _INT_VALUE + varint(int(source[event]))
+            body += _ANNOTATION + SMALL[len(field)] + field
         if launch_key:
             launch = unsigned(int(drawn.events.launch[event]))
             body += delimited(4, launch_key + number(4 if launch <= _INT_MAX else 3, launch))
@@ -422,12 +416,6 @@ class Packets:
     def _keep(self, key: _Key, body: bytes) -> bytes:
         self._alike[key] = body
         return body
-
-    def _head(self, kind: int, row: int, name: int) -> bytes:
-        """Type and track of an operation, with category and name, from bytes that are made once."""
-        if kind in (BEGIN, INSTANT):
-            return _TYPES[kind] + self._ready[TOPS][row] + self._ready[NAMES][name]
-        return _TYPES[kind] + self._ready[TRACKS][row]
 
     def _annotated_args(self, drawn: Drawn, at: int) -> bytes:
         args = drawn.book.tables.args(at)
@@ -569,12 +557,6 @@ def counted(value: int) -> bytes:
 def _value(value: float) -> bytes:
     """TrackEvent.counter_value, or .double_counter_value."""
     return double(44, value) if isinstance(value, float) else number(30, int(value))
-
-
-def _annotated(key: bytes, value: int) -> bytes:
-    """An annotation of an integer."""
-    field = key + _INT_VALUE + varint(value)
-    return _ANNOTATION + SMALL[len(field)] + field
 
 
 def _all_annotated(key: bytes, values: Int64s, known: Bools) -> list[bytes]:

@@ -388,15 +388,6 @@ class PerfettoWriter:
         )
         self._emit(_packet(*fields))
 
-    def _switching(self) -> Switches:
-        """The packet sequence of context switches, which begins with the first of them."""
-        if self._switches is None:
-            self._begin_sequence(_SWITCHES, None)
-            core, first = library(), (_SWITCHES, self._clock, self._base_ns)
-            stream = PacketStream(*first) if core is None else NativeStream(core, *first)
-            self._switches = Switches(stream, self._boottime_ahead_ns)
-        return self._switches
-
     def _gpu(self, warps: WarpChanges) -> Packets:
         packets = self._gpus.get(warps.id)
         if packets is None:
@@ -418,7 +409,12 @@ class PerfettoWriter:
             self._host.write(drawn)
             self._emit(self._host.drain())
         if drawn.switches is not None:
-            self._emit(self._switching().write(drawn.switches, drawn.book.tables))
+            if self._switches is None:
+                self._begin_sequence(_SWITCHES, None)
+                core, first = library(), (_SWITCHES, self._clock, self._base_ns)
+                stream = PacketStream(*first) if core is None else NativeStream(core, *first)
+                self._switches = Switches(stream, self._boottime_ahead_ns)
+            self._emit(self._switches.write(drawn.switches, drawn.book.tables))
         for warps in drawn.warps:
             packets = self._gpu(warps)
             for row in range(self._gpu_rows[warps.id], len(warps.tracks)):
@@ -431,39 +427,27 @@ class PerfettoWriter:
     def _make_ready(self, drawn: Drawn) -> None:
         """Make the bytes that operations share, each before its first use."""
         packets, book = self._host, drawn.book
-        rows, names, shapes = self._new(drawn)
+        columns = drawn.ops.columns
+        kind, row, name, event = (columns[key][drawn.order] for key in ("kind", "row", "name", "event"))
         lines = drawn.lines()
         if lines is not None:
             frames = book.tables.stacks.frames
             for line in packets.unready(LINES, lines[lines != NONE]):
                 packets.set(LINES, line, packets.annotations({PYTHON: str(frames[line])}))
-        for row in rows:
-            packets.set_row(row, book.tracks[row])
-            self._first_screen.add_row(row, book.tracks[row])
+        for at in packets.unready(TRACKS, row):
+            packets.set_row(at, book.tracks[at])
+            self._first_screen.add_row(at, book.tracks[at])
         self._first_screen.see(drawn)
-        for name in names:
-            packets.set(NAMES, name, packets.name(book.names[name]))
-        for at in shapes:
+        for at in packets.unready(NAMES, name[(kind == BEGIN) | (kind == INSTANT)]):
+            packets.set(NAMES, at, packets.name(book.names[at]))
+        shapes = event[:0] if drawn.events is None else drawn.events.shape[event[event >= 0]]
+        for at in packets.unready(BEFORE, shapes):
             shape = book.tables.shapes[at]
             assert shape is not None
             packets.set(BEFORE, at, packets.annotations(shown_before(shape)))
             if shows_launch(shape) or not isinstance(packets, NativePackets):
                 packets.set(LAUNCH_KEY, at, packets.key("launch") if shows_launch(shape) else b"")
             packets.set(AFTER, at, packets.annotations(shown_after(shape)))
-
-    def _new(self, drawn: Drawn) -> tuple[list[int], list[int], list[int]]:
-        """The rows, names and shapes of a batch without bytes, in the order of their use."""
-        columns = drawn.ops.columns
-        kind, row, name, event = (columns[key][drawn.order] for key in ("kind", "row", "name", "event"))
-        shapes: Int32s = event[:0]
-        if drawn.events is not None:
-            shapes = drawn.events.shape[event[event >= 0]]
-        named = name[(kind == BEGIN) | (kind == INSTANT)]
-        return (
-            self._host.unready(TRACKS, row),
-            self._host.unready(NAMES, named),
-            self._host.unready(BEFORE, shapes),
-        )
 
     def forget(self) -> None:
         """Forget all names, shapes and arguments: they have new numbers now."""

@@ -129,12 +129,7 @@ def _room() -> Iterator[None]:
         ) from error
 
 
-_TOTALS = {
-    "tracks": "track|tracks",
-    "slices": "slice|slices",
-    "instants": "instant|instants",
-    "counts": "count|counts",
-}
+_TOTALS = ("track", "slice", "instant", "count")
 
 
 def _flow_text(flow: int) -> str:
@@ -170,7 +165,7 @@ class TextWriter:
         self._items.sort()
         for root in self._ordered(None):
             self._render(root, 0)
-        self._put(", ".join(counted(self._counts[what], words) for what, words in _TOTALS.items()))
+        self._put(", ".join(counted(self._counts[what], f"{what}|{what}s") for what in _TOTALS))
 
     def _put(self, line: str) -> None:
         self._out.write(line.encode("utf-8", "replace") + b"\n")
@@ -183,15 +178,15 @@ class TextWriter:
         for item in self._items.items_of(track.id):
             is_empty = False
             if is_counter:
-                self._counts["counts"] += 1
+                self._counts["count"] += 1
                 self._put(f"{pad}{item.ts_ns - self._base_ns:>12}  {item.name}")
             else:
-                self._counts["slices" if item.is_slice else "instants"] += 1
+                self._counts["slice" if item.is_slice else "instant"] += 1
                 dur = "" if item.end_ns is None else f"+{item.end_ns - item.ts_ns:>9}"
                 args = (f" {key}={text}" for key, text in item.args.items() if text is not None)
                 line = f"{item.ts_ns - self._base_ns:>12} {dur:<10}  {'  ' * item.depth}{item.name}"
                 self._put(pad + printable("".join((line, *args, *map(_flow_text, item.flows)))))
-        self._counts["tracks"] += is_counter or not is_empty
+        self._counts["track"] += is_counter or not is_empty
         for child in self._ordered(track):
             self._render(child, indent + 1)
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.columns import SPECIAL, SourceBatch, unsigned
-from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Args, Tables
+from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.units import counted
 
@@ -40,10 +39,10 @@ class ThreadWriter:
         self._entries = self._exits = self._lost = 0
         self._launches: set[int] = set()
         self._unwritten = 0
+        self._lines: list[str] = []
 
     def write_events(self, batch: SourceBatch, tables: Tables) -> None:
         """Write the warps and threads of a batch, whose times are those of the recording."""
-        lines: list[str] = []
         threads = [
             at for at, shape in enumerate(tables.shapes) if shape is not None and shape.type == "gpu_thread"
         ]
@@ -57,43 +56,36 @@ class ThreadWriter:
                 assert shape is not None
                 if shape.has_launch and unsigned(int(batch.events.launch[at])) in self._launches:
                     continue  # its warps are written already
-                self._thread(ts_ns, shape, *batch.events.thread_of(at), tables.args(args), lines)
+                block, thread = batch.events.thread_of(at)
+                event = {"B": "entry", "E": "exit"}.get(shape.phase) or tables.args(args).get("event")
+                if thread is not None and event == "exit":
+                    self._exit(ts_ns, thread)
+                elif thread is not None and block is not None:
+                    self._entry(ts_ns, block, thread)
+                else:
+                    self._unwritten += 1
             elif isinstance(other := batch.others[args], Warps):
-                self._warps(other, lines)
+                self._warps(other)
             elif other["type"] == "loss":
                 self._lost += other["count"]
-            if len(lines) > 1 << 16:
-                self._flush(lines)
-        self._flush(lines)
+            if len(self._lines) > 1 << 16:
+                self._flush()
+        self._flush()
 
-    def _flush(self, lines: list[str]) -> None:
-        self._out.write("".join(lines).encode())
-        lines.clear()
+    def _flush(self) -> None:
+        self._out.write("".join(self._lines).encode())
+        self._lines.clear()
 
-    def _entry(self, ts_ns: int, block: Dim3, thread: Dim3, lines: list[str]) -> None:
+    def _entry(self, ts_ns: int, block: Dim3, thread: Dim3) -> None:
         where = "block=({},{},{}) thread=({},{},{})".format(*block, *thread)
-        lines.append(f"[kernel_trace] ts={ts_ns} {where}\n")
+        self._lines.append(f"[kernel_trace] ts={ts_ns} {where}\n")
         self._entries += 1
 
-    def _exit(self, ts_ns: int, thread: Dim3, lines: list[str]) -> None:
-        lines.append("Thread ({}, {}, {}) timestamp: {}\n".format(*thread, ts_ns))
+    def _exit(self, ts_ns: int, thread: Dim3) -> None:
+        self._lines.append("Thread ({}, {}, {}) timestamp: {}\n".format(*thread, ts_ns))
         self._exits += 1
 
-    def _thread(
-        self, ts_ns: int, shape: Shape, block: Dim3 | None, thread: Dim3 | None, args: Args, lines: list[str]
-    ) -> None:
-        if thread is None:
-            self._unwritten += 1
-            return
-        event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.get("event")
-        if event == "exit":
-            self._exit(ts_ns, thread, lines)
-        elif block is not None:
-            self._entry(ts_ns, block, thread, lines)
-        else:
-            self._unwritten += 1
-
-    def _warps(self, batch: Warps, lines: list[str]) -> None:
+    def _warps(self, batch: Warps) -> None:
         grid, block = batch.launched.get("grid", []), batch.launched.get("block", [])
         if "launch" in batch.launched:
             self._launches.add(batch.launched["launch"])
@@ -119,10 +111,10 @@ class ThreadWriter:
             ]
             entry_ns = batch.ts_ns + after_ns
             for thread in _of(mask, lanes):
-                self._entry(entry_ns, where, thread, lines)
+                self._entry(entry_ns, where, thread)
             for k in range(exit_at, exit_at + count):
                 for thread in _of(left[k] if left else mask, lanes):
-                    self._exit(entry_ns + exits[k], thread, lines)
+                    self._exit(entry_ns + exits[k], thread)
             exit_at += count
 
     def remarks(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.analyses.gpu_work import gpu_work
 from tracepipe.event.columns import Floats, Int64s
@@ -78,12 +78,8 @@ def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
 
 
 def _draw(busy: Stretches, gaps_ns: Int64s, first_ns: int, figure: Figure) -> None:
-    rows = figure.subplots(
-        2 if len(gaps_ns) else 1,
-        1,
-        squeeze=False,
-        gridspec_kw={"height_ratios": [1, 5][: 1 + (len(gaps_ns) > 0)]},
-    )
+    heights = [1, 5] if len(gaps_ns) else [1]
+    rows = figure.subplots(len(heights), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
     _draw_strip(rows[0][0], busy, first_ns)
     if len(gaps_ns):
         _draw_lengths(rows[1][0], gaps_ns)
@@ -126,16 +122,9 @@ def _draw_lengths(axes: Axes, gaps_ns: Int64s) -> None:
     size_ns, unit = unit_of(float(total_ns.max()))
     axes.stairs(total_ns / size_ns, edges, fill=True, color=LATE, alpha=0.85, linewidth=0)
     for place in np.flatnonzero(counts):
-        middle = float(np.sqrt(edges[place] * edges[place + 1]))
-        axes.annotate(
-            f"{counts[place]:,}",
-            (middle, total_ns[place] / size_ns),
-            (0, 2),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-            color=FAINT,
-        )
+        at_top = float(np.sqrt(edges[place] * edges[place + 1])), total_ns[place] / size_ns
+        look: dict[str, Any] = {"ha": "center", "fontsize": 8, "color": FAINT}
+        axes.annotate(f"{counts[place]:,}", at_top, (0, 2), textcoords="offset points", **look)
     axes.set_xscale("log")
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, float(total_ns.max()) / size_ns * 1.15)

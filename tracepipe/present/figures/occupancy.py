@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracepipe.event.columns import Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, sorted_runs
 from tracepipe.event.intervals import Stretches, most_at_once
 from tracepipe.libraries import matplotlib, np, ticker
 from tracepipe.present.figures.panel import (
-    RULE,
     SERIES,
     Panel,
     Scope,
@@ -21,6 +20,7 @@ from tracepipe.present.figures.panel import (
     gpus_of,
     heat,
     moment_text,
+    rule,
     short,
     sm_count,
     unit_of,
@@ -28,7 +28,6 @@ from tracepipe.present.figures.panel import (
 from tracepipe.units import counted, duration_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CELLS = 480
@@ -40,8 +39,7 @@ NOT_RECORDED = -1
 """The value of an unknown SM, of an unknown name, and of a launch id where `has_launch` is False."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnWarps:
+class DrawnWarps(NamedTuple):
     """Columns of shape `(warps,)`, in the order of the file. `name` is an index into `names`. `end_ns` is the
     end of the run for a warp that never exited.
     """
@@ -55,14 +53,10 @@ class DrawnWarps:
     name: Ints
     names: Sequence[str] = ()
 
-    def __len__(self) -> int:
-        return len(self.sm)
-
     def select(self, some: Bools) -> DrawnWarps:
         """The warps with some flags."""
-        names = [field.name for field in fields(self) if field.name != "names"]
-        columns: dict[str, Any] = {name: getattr(self, name)[some] for name in names}
-        return replace(self, **columns)
+        columns: tuple[Any, ...] = self[:-1]
+        return DrawnWarps._make([*(column[some] for column in columns), self.names])
 
 
 def drawn_warps(scope: Scope) -> DrawnWarps:
@@ -113,14 +107,14 @@ class Grid:
 def panels(scope: Scope) -> list[Panel]:
     """A heat map for each GPU and each stretch of work, those with the most warp time."""
     warps = drawn_warps(scope)
-    if not len(warps) and len(scope.run.warp_table):
+    if not len(warps.sm):
         which = f" of a kernel matching {scope.kernel!r}" if scope.kernel else ""
-        return [Panel(f"No warp{which} ran{scope.place()}")]
-    if not len(warps) and len(scope.run.layer("gpu_thread")):
-        what = "Single threads were recorded, but no warps with their SMs: occupancy is not known"
+        what = "No warps were recorded"
+        if len(scope.run.warp_table):
+            what = f"No warp{which} ran{scope.place()}"
+        elif len(scope.run.layer("gpu_thread")):
+            what = "Single threads were recorded, but no warps with their SMs: occupancy is not known"
         return [Panel(what)]
-    if not len(warps):
-        return [Panel("No warps were recorded")]
     found: list[Panel] = []
     gpus, counts = np.unique(warps.gpu, return_counts=True)
     drawn, left_out = gpus_of(dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
@@ -202,10 +196,10 @@ def fullest_sm(warps: DrawnWarps) -> tuple[int, int]:
 
 def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int) -> Panel:
     part = warps.select((warps.entry_ns < end_ns) & (warps.end_ns > start_ns))
-    grid = grid_of(part, start_ns, end_ns, sm_count(scope.run, gpu)) if len(part) else None
     where = gpu_name(scope.run, gpu)
-    if grid is None:
+    if not len(part.sm):
         return Panel(f"{where}: no warp ran{scope.place()}")
+    grid = grid_of(part, start_ns, end_ns, sm_count(scope.run, gpu))
     after = moment_text(start_ns - scope.run.facts.start_ns, end_ns - start_ns)
     of_row = "an SM" if grid.sms_in_row == 1 else f"{grid.sms_in_row} SMs"
     how = (
@@ -213,13 +207,9 @@ def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int
         f"{duration_text(grid.cell_ns)}, grey where there are none. Above it: the sum over all SMs."
     )
     rows = int(grid.level.shape[0])
+    title = f"{where}: {_what(part, scope, gpu, start_ns, end_ns)}"
     draw = partial(_draw, grid, f"after {after} of the run")
-    return Panel(
-        f"{where}: {_what(part, scope, gpu, start_ns, end_ns)}",
-        how,
-        1.25 + _map_in(rows),
-        draw,
-    )
+    return Panel(title, how, 1.25 + _map_in(rows), draw)
 
 
 def _map_in(rows: int) -> float:
@@ -236,7 +226,7 @@ def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int)
     if launches == 1 and warps.has_launch[0]:
         kernels = f"{kernels}, launch {warps.launch[0]}"
     most, sm = fullest_sm(warps)
-    what = f"{kernels}{times}: {len(warps):,} warps"
+    what = f"{kernels}{times}: {len(warps.sm):,} warps"
     if sm == NOT_RECORDED:
         return f"{what} in {length}, at most {most:,} at a time; their SMs were not recorded"
     used = len(distinct(warps.sm[warps.sm != NOT_RECORDED]))
@@ -257,19 +247,19 @@ def _draw(grid: Grid, after: str, figure: Figure) -> None:
     above.set_ylim(0, float(total.max()) * 1.05 or 1)
     above.set_ylabel("warps,\nall SMs")
     above.yaxis.set_major_locator(ticker.MaxNLocator(3, integer=True))
-    above.grid(axis="y", color=RULE, linewidth=0.6)
-    above.set_axisbelow(True)
+    rule(above, "y")
     above.tick_params(labelbottom=False)
     # An SVG contains every cell. Colours computed here take a fifth of the time that matplotlib would take.
     level = np.ma.masked_equal(grid.level, 0)
     colours = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, level.max()), heat())
-    axes.imshow(
-        colours.to_rgba(level, bytes=True),
-        aspect="auto",
-        interpolation="none",
-        extent=(0, length, rows - 0.5, -0.5),
-    )
-    _label_rows(axes, grid.sms)
+    extent = (0, length, rows - 0.5, -0.5)
+    axes.imshow(colours.to_rgba(level, bytes=True), aspect="auto", interpolation="none", extent=extent)
+    # All SMs are labelled, or as many as fit.
+    steps = (1, 2, 4, 8, 12, 16, 24, 32, 64)
+    step = next((step for step in steps if rows / step <= 24), 128)
+    labels = ["?" if sm == NOT_RECORDED else str(sm) for sm in grid.sms[::step]]
+    axes.set_yticks(range(0, rows, step), labels)
+    axes.set_ylabel("SM")
     axes.set_xlabel(f"time {after} ({unit})")
     axes.spines[:].set_visible(False)
     bar = figure.colorbar(colours, ax=[above, axes], pad=0.015, fraction=0.03, aspect=30)
@@ -277,13 +267,3 @@ def _draw(grid: Grid, after: str, figure: Figure) -> None:
     bar.outline.set_visible(False)
     bar.locator = ticker.MaxNLocator(6, integer=float(grid.level.max()) >= 1)
     bar.update_ticks()
-
-
-def _label_rows(axes: Axes, sms: Ints) -> None:
-    """Label the rows with their SMs: all of them, or as many as fit."""
-    step = next(
-        step for step in (1, 2, 4, 8, 12, 16, 24, 32, 64, 128) if len(sms) / step <= 24 or step == 128
-    )
-    axes.set_yticks(range(0, len(sms), step))
-    axes.set_yticklabels(["?" if sm == NOT_RECORDED else str(sm) for sm in sms[::step]])
-    axes.set_ylabel("SM")

@@ -90,21 +90,8 @@ def write_page(
         facts=about.facts,
         limits=about.limits,
         sections=[_section(section) for section in sections],
-        groups=[
-            {
-                "name": group.name,
-                "heading": group.heading,
-                "panels": (
-                    {
-                        "title": panel.title,
-                        "how": panel.how,
-                        "svg": Markup(inline_svg(panel)) if panel.draw else "",
-                    }
-                    for panel in group.panels
-                ),
-            }
-            for group in groups
-        ],
+        groups=groups,
+        svg=lambda panel: Markup(inline_svg(panel)),
         newline="\n",
     )
     page.dump(out, encoding="utf-8", errors="replace")
@@ -147,15 +134,10 @@ def _limits(facts: Facts) -> Iterable[dict[str, str]]:
 
 
 def _section(section: Section) -> dict[str, Any]:
-    result = section.result
-    parts = [_part(part) for part in result.parts] if result else []
-    notes = list(result.notes) if result else []
-    return {
-        "name": section.name,
-        "heading": section.heading,
-        "parts": [part for part in parts if part],
-        "notes": notes + [section.missing] * bool(section.missing),
-    }
+    result = section.result or Result("")
+    notes = [*result.notes, *[section.missing] * bool(section.missing)]
+    parts = list(filter(None, map(_part, result.parts)))
+    return {"name": section.name, "heading": section.heading, "parts": parts, "notes": notes}
 
 
 def _part(part: Table | Drawing) -> dict[str, Any]:
@@ -178,7 +160,7 @@ def _table(table: Table) -> dict[str, Any]:
     group: Any = None
     for row in table.rows:
         cells = [
-            {"kind": kind["kind"], "text": _text(value, column.unit), "exact": _exact(value, column.unit)}
+            _cell(value, column.unit, kind["kind"])
             for value, column, kind in zip(row, table.columns, columns, strict=True)
         ]
         if table.grouped and row[0] == group:
@@ -190,13 +172,15 @@ def _table(table: Table) -> dict[str, Any]:
     return shape | {"note": table.note, "size": size}
 
 
-def _text(value: object, unit: str) -> str:
-    return cell(value, unit) if unit else titled(cell(value, unit))
+_EXACT = {"ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
 
 
-def _exact(value: object, unit: str) -> str:
-    """The exact number of a rounded one, or the whole name of a shortened one; else empty."""
-    if not unit and isinstance(value, str) and titled(value) != value:
-        return value
-    exact = {"ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
-    return f"{value:,.0f} {exact[unit]}" if unit in exact and value is not None else ""
+def _cell(value: object, unit: str, kind: str) -> dict[str, str]:
+    """A cell: its text, and the exact number of a rounded one or the whole name of a shortened one."""
+    text = whole = cell(value, unit)
+    if not unit:
+        text = titled(whole)
+    exact = whole if text != whole else ""
+    if unit in _EXACT and value is not None:
+        exact = f"{value:,.0f} {_EXACT[unit]}"
+    return {"kind": kind, "text": text, "exact": exact}
