@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -156,38 +155,21 @@ def _main(
     """One timeline from the CUDA call to the warp."""
 
 
-def _end(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
-def _keep_numpy_small() -> None:
-    """Keep NumPy's linear algebra, which is hardly used here, from starting a thread for each processor.
-
-    It does so when it is loaded, unless C's environment forbids it. Only that is changed: `os.environ`, which
-    a captured command gets, stays as it is.
-    """
+def main() -> None:
+    """Run the command line and exit with its code."""
+    # NumPy's linear algebra, which is hardly used here, would start a thread for each processor when it is
+    # loaded. Only C's environment is changed: a captured command gets `os.environ`, which stays as it is.
     if "OPENBLAS_NUM_THREADS" not in os.environ:
         os.putenv("OPENBLAS_NUM_THREADS", "1")
-
-
-def _fill_closed_streams() -> None:
-    """Open /dev/null in place of closed standard streams, whose numbers other files would get.
-
-    Otherwise what a library or the interpreter writes to standard error could go into a recording.
-    """
+    # Closed standard streams become /dev/null. Else other files get their numbers, and what a library or the
+    # interpreter writes to standard error could go into a recording.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    _keep_numpy_small()
-    _fill_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Incomplete output is removed, as at Ctrl-C. Signals that nohup ignores stay ignored.
         if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     if "_TRACEPIPE_COMPLETE" in os.environ:  # a shell completes a command line
         app(prog_name="tracepipe")  # prints tabs and line ends for the shell, unguarded, and exits
     streams = sys.stdout, sys.stderr

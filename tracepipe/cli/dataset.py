@@ -58,7 +58,14 @@ def query(
 ) -> None:
     """Query in SQL."""
     options = replace(options, format="json") if as_json else options
-    statements = _statements(sql, sql_file)
+    if bool(sql) == bool(sql_file):
+        both = "given twice" if sql else "missing"
+        raise Misuse(f"The SQL is {both}.", "Give it as an argument, or a file of it with -f.")
+    try:
+        statements = sql or Path(sql_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise InputError(f"cannot be read: {why}", "Check the path.", path=sql_file) from error
     if paths.is_folder(file) and options != QueryOptions(format=options.format):
         raise Misuse("A dataset takes no options for recordings.", "Leave them out.")
     try:
@@ -69,20 +76,6 @@ def query(
         raise typer.Exit(1) from None
     if output != STANDARD:
         say(f"wrote {output}: {counted(count, 'row|rows')}")
-
-
-def _statements(sql: str, sql_file: str) -> str:
-    """The statements of the argument or the file. Raises Misuse, InputError."""
-    if bool(sql) == bool(sql_file):
-        both = "given twice" if sql else "missing"
-        raise Misuse(f"The SQL is {both}.", "Give it as an argument, or a file of it with -f.")
-    if sql:
-        return sql
-    try:
-        return Path(sql_file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise InputError(f"cannot be read: {why}", "Check the path.", path=sql_file) from error
 
 
 @app.command()

@@ -102,7 +102,13 @@ class _Interrupts:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """While the context is open, interrupts are counted."""
-        before = signal.signal(signal.SIGINT, self._count)
+
+        def count(number: int, _: FrameType | None) -> None:
+            if self._is_next_ours:
+                raise KeyboardInterrupt
+            self._is_next_ours = True
+
+        before = signal.signal(signal.SIGINT, count)
         try:
             yield
         finally:
@@ -112,8 +118,3 @@ class _Interrupts:
         """End the view now."""
         self._is_next_ours = True
         os.kill(os.getpid(), signal.SIGINT)
-
-    def _count(self, number: int, _: FrameType | None) -> None:
-        if self._is_next_ours:
-            raise KeyboardInterrupt
-        self._is_next_ours = True

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import Final
 
 from tracepipe import paths
 from tracepipe.errors import FormatError, InputError, OutputError
@@ -221,27 +221,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         with file:
-            self._send_file(file, file_path, is_trace=is_trace, with_body=with_body)
-
-    def _send_file(self, file: IO[bytes], path: Path | None, *, is_trace: bool, with_body: bool) -> None:
-        size_bytes = os.fstat(file.fileno()).st_size
-        self.send_response(HTTPStatus.OK)
-        kind = None if is_trace else mimetypes.guess_type(str(path))[0]
-        self.send_header("Content-Type", kind or "application/octet-stream")
-        self.send_header("Content-Length", str(size_bytes))
-        self.send_header("Accept-Ranges", "none")  # a Range is ignored, as RFC 9110 allows
-        if is_trace:
-            self._end_trace_headers()
-        else:
-            self.end_headers()
-        if with_body:
+            rest_bytes = os.fstat(file.fileno()).st_size
+            self.send_response(HTTPStatus.OK)
+            kind = None if is_trace else mimetypes.guess_type(str(file_path))[0]
+            self.send_header("Content-Type", kind or "application/octet-stream")
+            self.send_header("Content-Length", str(rest_bytes))
+            self.send_header("Accept-Ranges", "none")  # a Range is ignored, as RFC 9110 allows
+            if is_trace:
+                self._end_trace_headers()
+            else:
+                self.end_headers()
+            if not with_body:
+                return
             # At most Content-Length bytes, as another program may be writing to the file.
-            rest_bytes = size_bytes
             while rest_bytes and (chunk := file.read(min(rest_bytes, 1 << 20))):
                 self.wfile.write(chunk)
                 rest_bytes -= len(chunk)
-            if is_trace and not rest_bytes and self._has_arrived():
-                self.server.fetched.set()
+        if is_trace and not rest_bytes:
+            # A client that leaves before it received everything resets the connection.
+            try:
+                self.connection.shutdown(socket.SHUT_WR)
+                if not self.connection.recv(1):
+                    self.server.fetched.set()
+            except OSError as error:  # its kind depends on the progress
+                raise ConnectionResetError("the client left") from error
 
     def finish(self) -> None:
         """Read the rest of the request: if it were refused, the client would lose the answer."""
@@ -252,14 +255,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             read_bytes = 0
             while read_bytes < _REST_BYTES_MAX and (rest := self.connection.recv(1 << 16)):
                 read_bytes += len(rest)
-
-    def _has_arrived(self) -> bool:
-        """Check that the client received everything: one that leaves before resets the connection."""
-        try:
-            self.connection.shutdown(socket.SHUT_WR)
-            return not self.connection.recv(1)
-        except OSError as error:  # its kind depends on the progress
-            raise ConnectionResetError("the client left") from error
 
     def _end_trace_headers(self) -> None:
         self.send_header("Access-Control-Allow-Origin", UI_ORIGIN)
@@ -303,14 +298,27 @@ def open_trace(path: Path, *, local: bool, browser: bool = True, notify: Callabl
     or no UI is found.
     """
     _check_readable(path)
-    with _started_server(path, local=local) as server:
+    ui = find_ui() if local else None
+    try:
+        # Browsers keep the UI's settings by origin, so the usual port is tried first for it too.
+        server = TraceServer(path, ui=ui, port=UI_PORT)
+    except OutputError:
+        if not local:
+            raise
+        server = TraceServer(path, ui=ui, port=0)
+    with server:
         try:
-            notify(f"serving {path.name} on {LOOPBACK}:{server.port} {_until(local)}; Ctrl-C ends it")
+            until = "with the UI" if local else "until the UI has fetched it"
+            notify(f"serving {path.name} on {LOOPBACK}:{server.port} {until}; Ctrl-C ends it")
             if not local:
                 notify(
                     f"Chrome asks once whether {UI_ORIGIN} may reach this device: allow it, or use --local"
                 )
-            _show(server, browser=browser, notify=notify)
+            is_far = _is_over_ssh()
+            if is_far:
+                notify("on the machine with your browser, first: " + tunnel_command(server.port))
+            is_opened = not is_far and browser and _has_screen() and webbrowser.open_new_tab(server.link)
+            notify(f"{'opened' if is_opened else 'open'} {server.link}")
             if local:
                 threading.Event().wait()
             server.fetched.wait()
@@ -318,31 +326,6 @@ def open_trace(path: Path, *, local: bool, browser: bool = True, notify: Callabl
         except KeyboardInterrupt:
             if not server.fetched.is_set():
                 notify(f"ended before the UI had fetched {path.name}")
-
-
-def _until(local: bool) -> str:
-    return "with the UI" if local else "until the UI has fetched it"
-
-
-def _started_server(path: Path, *, local: bool) -> TraceServer:
-    if not local:
-        return TraceServer(path, port=UI_PORT)
-    ui = find_ui()
-    try:
-        # The usual port, as browsers keep the UI's settings by origin; any other port works too.
-        return TraceServer(path, ui=ui, port=UI_PORT)
-    except OutputError:
-        return TraceServer(path, ui=ui, port=0)
-
-
-def _show(server: TraceServer, *, browser: bool, notify: Callable[[str], None]) -> None:
-    """Opens the link in a browser, or prints it with how to reach it."""
-    if _is_over_ssh():
-        notify("on the machine with your browser, first: " + tunnel_command(server.port))
-    elif browser and _has_screen() and webbrowser.open_new_tab(server.link):
-        notify(f"opened {server.link}")
-        return
-    notify(f"open {server.link}")
 
 
 def tunnel_command(port: int) -> str:
