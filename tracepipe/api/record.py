@@ -58,13 +58,20 @@ class OutputNames:
     """Names of the outputs of one capture. A part has the same value in all of them."""
 
     def __init__(self, request: CaptureRequest) -> None:
+
+        def world_size() -> str:
+            size = place_of(request.command, request.pids).world_size
+            if size is None:
+                raise TracepipeError("The number of ranks is not known.", "Leave out %w, or set WORLD_SIZE.")
+            return str(size)
+
         self._program = title_of(request).replace("/", "_")
         pid = request.pids[0] if request.pids else os.getpid()
         now = time.localtime()
         self._parts: dict[str, Callable[[], str]] = {
             "h": lambda: platform.node().replace("/", "_"),
             "r": lambda: str(place_of(request.command, request.pids).rank),
-            "w": lambda: str(self._world_size(request)),
+            "w": world_size,
             "p": lambda: str(pid),
             "e": lambda: self._program,
             "t": lambda: time.strftime("%Y%m%d-%H%M%S", now),
@@ -81,16 +88,14 @@ class OutputNames:
             raise TracepipeError("The command's output does not go to a URL.", "Name a file for it.")
         return self._named(given, ".txt") if given else ""
 
-    def _world_size(self, request: CaptureRequest) -> int:
-        size = place_of(request.command, request.pids).world_size
-        if size is None:
-            raise TracepipeError("The number of ranks is not known.", "Leave out %w, or set WORLD_SIZE.")
-        return size
-
     def _named(self, given: str, suffix: str) -> str:
         if given == STANDARD:
             return given
-        name = _PARTS.sub(lambda found: self._part(found, given), given)
+        for part in (part for part in _PARTS.findall(given) if part not in self._parts):
+            known = ", ".join(f"%{one}" for one in self._parts if one != "%")
+            hint = f"Use one of: {known}. Write a percent sign itself twice."
+            raise TracepipeError(f"%{part} in {given} is not known.", hint)
+        name = _PARTS.sub(lambda found: self._parts[found[1]](), given)
         if is_url(name):
             check_url(name)
             return f"{name}{self._program}{suffix}" if name.endswith("/") else name
@@ -98,15 +103,6 @@ class OutputNames:
             return free_name(self._program, suffix, made_folder(Path(name)))
         made_folder(Path(name).parent)
         return name
-
-    def _part(self, found: re.Match[str], given: str) -> str:
-        if found[1] not in self._parts:
-            known = ", ".join(f"%{part}" for part in self._parts if part != "%")
-            raise TracepipeError(
-                f"{found[0]} in {given} is not known.",
-                f"Use one of: {known}. Write a percent sign itself twice.",
-            )
-        return self._parts[found[1]]()
 
 
 def record(

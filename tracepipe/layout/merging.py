@@ -75,8 +75,13 @@ class Doubles:
     def _key(self, number: int) -> tuple[object, ...] | None:
         """The key of a shape, which equal events share; None for events that no other recording can have."""
         if number not in self._keys:
-            shape = self._tables.shapes[number]
-            self._keys[number] = None if shape is None else _key_of(shape)
+            shape, key = self._tables.shapes[number], None
+            if shape is not None and shape.on_stream and shape.phase == "X":
+                key = shape.type, shape.gpu, shape.stream, shape.name
+            elif shape is not None and not shape.on_stream and shape.type == "userspace":
+                is_known = shape.phase in ("B", "X") and shape.tid is not None
+                key = (shape.type, shape.pid, shape.tid, shape.name) if is_known else None
+            self._keys[number] = key
         return self._keys[number]
 
     def add(self, events: TraceColumns, source: int) -> None:
@@ -177,14 +182,6 @@ class Doubles:
                 events.launch[place] = known.get(launch, launch)
         gone = events.shape == MERGED
         return events.take(~gone) if gone.any() else events
-
-
-def _key_of(shape: Shape) -> tuple[object, ...] | None:
-    if shape.on_stream:
-        return (shape.type, shape.gpu, shape.stream, shape.name) if shape.phase == "X" else None
-    if shape.type == "userspace" and shape.phase in ("B", "X") and shape.tid is not None:
-        return (shape.type, shape.pid, shape.tid, shape.name)
-    return None
 
 
 def _are_of_a_thread(ones: Sequence[_One]) -> bool:

@@ -189,21 +189,19 @@ class RangesOnGpu:
             domain = innermost.domain
             if domain not in tracks:
                 tracks[domain] = _Track(self._rows.ranges_of_stream(gpu, stream, thread, domain))
-            if tracks[domain].row != NO_ROW:
-                self._extend(tracks[domain], innermost.chain(), start_ns, end_ns)
-
-    def _extend(self, track: _Track, chain: list[_Range], start_ns: int, end_ns: int) -> None:
-        same = 0
-        while same < min(len(chain), len(track.open)) and track.open[same].range is chain[same]:
-            same += 1
-        self._close(track, same, start_ns)
-        begin_ns = max(start_ns, track.last_ns)
-        for one in chain[same:]:
-            self._ops.append(op_of(BEGIN, track.row, begin_ns, self._rows.name(one.name), NONE))
-            track.open.append(_Drawn(one, begin_ns))
-            track.last_ns = begin_ns
-        for drawn in track.open:
-            drawn.end_ns = max(drawn.end_ns, end_ns)
+            if (track := tracks[domain]).row == NO_ROW:
+                continue
+            chain, same = innermost.chain(), 0
+            while same < min(len(chain), len(track.open)) and track.open[same].range is chain[same]:
+                same += 1
+            self._close(track, same, start_ns)
+            begin_ns = max(start_ns, track.last_ns)
+            for one in chain[same:]:
+                self._ops.append(op_of(BEGIN, track.row, begin_ns, self._rows.name(one.name), NONE))
+                track.open.append(_Drawn(one, begin_ns))
+                track.last_ns = begin_ns
+            for drawn in track.open:
+                drawn.end_ns = max(drawn.end_ns, end_ns)
 
     def _close(self, track: _Track, depth: int, before_ns: int) -> None:
         """End the ranges that are open from a depth on, at the end of their last work, but before a time."""

@@ -174,13 +174,12 @@ class Rows:
         name = self.name(slice_name(shape))
         if shape.phase == COUNTS:
             return ShapeRow(NO_ROW, name, shape.phase)
+        row, takes_flow = NO_ROW, False
         if shape.on_stream:
             row = self._stream(shape.gpu or 0, shape.stream or 0)
-            return ShapeRow(row, name, shape.phase, False, shape.has_dur, shape.has_launch)
-        if shape.type not in LAYER_TITLES:
-            return ShapeRow(NO_ROW, name, shape.phase, False, shape.has_dur, shape.has_launch)
-        row = self._host(shape)
-        takes_flow = shape.drawn_layer == "kernel" or (shape.type == "syscall" and shape.name == IOCTL)
+        elif shape.type in LAYER_TITLES:
+            row = self._host(shape)
+            takes_flow = shape.drawn_layer == "kernel" or (shape.type == "syscall" and shape.name == IOCTL)
         return ShapeRow(row, name, shape.phase, takes_flow, shape.has_dur, shape.has_launch)
 
     def new_row(self, track: Track, on_stream: bool = False) -> int:
@@ -213,7 +212,14 @@ class Rows:
 
     def _host(self, shape: Shape) -> int:
         if shape.range is not None:
-            return self._range(shape, shape.range)
+            key = (shape.pid, shape.domain, shape.range)
+            row = self._ranges.get(key)
+            if row is None and self.tree.is_full:
+                return NO_ROW
+            if row is None:
+                track = self.tree.ranges(self.tree.process(shape.pid), shape.domain, shape.range)
+                row = self._ranges[key] = self.new_row(track)
+            return row
         # A hook's layer may have the title of hooks without a layer name.
         own = None if shape.layer == LAYER_TITLES["hook"] else shape.layer
         layer = shape.drawn_layer, own if shape.domain is None else shape.domain
@@ -237,17 +243,6 @@ class Rows:
                 self.nesting.set_above(system_calls, calls, NO_ROW, FLOWS_OF_IOCTLS)
             if driver != NO_ROW:
                 self.nesting.set_above(driver, system_calls, calls, 0)
-        return row
-
-    def _range(self, shape: Shape, number: int) -> int:
-        """The row of ranges of a process."""
-        key = (shape.pid, shape.domain, number)
-        row = self._ranges.get(key)
-        if row is None and self.tree.is_full:
-            return NO_ROW
-        if row is None:
-            track = self.tree.ranges(self.tree.process(shape.pid), shape.domain, number)
-            row = self._ranges[key] = self.new_row(track)
         return row
 
     def gpu(self, index: int) -> Track:
@@ -293,10 +288,8 @@ class Rows:
         _, tid = thread
         name = f"stream {stream}: annotations of " + ("a thread" if tid is None else f"thread {tid}")
         rank = min(RANK_STREAM + stream, RANK_OF_SM - 1)
-        track = self.tree.beneath(
-            self.gpu(gpu), thread, name if domain is None else f"{name}: {domain}", rank, "annotation"
-        )
-        return self.new_row(track)
+        name = name if domain is None else f"{name}: {domain}"
+        return self.new_row(self.tree.beneath(self.gpu(gpu), thread, name, rank, "annotation"))
 
     def close(self, end_ns: int) -> None:
         """End what is still open, on host threads first, as they are drawn first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -90,19 +91,12 @@ class Kernel(NamedTuple):
 @lru_cache(maxsize=256)
 def kernel_of(name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> Kernel:
     """The kernel of a launch; `grid` and `block` are empty where they are not known."""
-    threads = 1
-    for size in block:
-        threads *= size
-    warps = -(-threads // WARP_LANES) if block else 0
+    warps = -(-prod(block) // WARP_LANES) if block else 0
     flat = not grid or grid[1:] == (1, 1) or 0 in grid
     # Sizes above the largest number of a warp have the same effect as that.
     most = (1 << 63) - 1
-    return Kernel(
-        kernel_title(name),
-        min(warps, most),
-        0 if flat else min(grid[0], most),
-        0 if flat else min(grid[1], most),
-    )
+    x, y = (0, 0) if flat else (min(grid[0], most), min(grid[1], most))
+    return Kernel(kernel_title(name), min(warps, most), x, y)
 
 
 class Change(NamedTuple):
@@ -184,14 +178,8 @@ class WarpChanges:
 
     def take(self, places: Rows) -> WarpChanges:
         """The changes of some places, in that order."""
-        return replace(
-            self,
-            ts_ns=self.ts_ns[places],
-            kind=self.kind[places],
-            slice=self.slice[places],
-            value=self.value[places],
-            mask=self.mask[places],
-        )
+        columns: dict[str, Any] = {name: getattr(self, name)[places] for name in Change._fields}
+        return replace(self, **columns)
 
     def track(self, at: int) -> Track:
         """The track of a slice."""
@@ -345,17 +333,14 @@ class Drawn:
 def _items_of(warps: WarpChanges) -> Iterator[Item]:
     """The changes of one GPU. The count of running warps comes after the change that it is for."""
     for change in warps.rows():
-        if change.kind == WARP_BEGIN:
-            flow = warps.flow(change.slice)
-            name, args = warps.name(change.slice), warps.args(change.slice)
-            yield Item(
-                BEGIN, warps.track(change.slice), change.ts_ns, name, args or None, (flow,) if flow else ()
-            )
-        elif change.kind == WARP_END:
-            yield Item(END, warps.track(change.slice), change.ts_ns, warps.name(change.slice))
-        elif change.kind != WARP_COUNT:
-            mask = change.mask
-            args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
-            yield Item(INSTANT, warps.track(change.slice), change.ts_ns, "exit", args)
-        if change.value >= 0:
-            yield Item(COUNTER, warps.counter, change.ts_ns, change.value)
+        ts_ns, kind, at, value, mask = change
+        if kind == WARP_BEGIN:
+            flows = (warps.flow(at),) if warps.flow(at) else ()
+            yield Item(BEGIN, warps.track(at), ts_ns, warps.name(at), warps.args(at) or None, flows)
+        elif kind == WARP_END:
+            yield Item(END, warps.track(at), ts_ns, warps.name(at))
+        elif kind != WARP_COUNT:
+            args: Args = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+            yield Item(INSTANT, warps.track(at), ts_ns, "exit", args)
+        if value >= 0:
+            yield Item(COUNTER, warps.counter, ts_ns, value)
