@@ -90,7 +90,7 @@ def convert_members(
     files = [fspath(path) for path in paths]
     opened: AbstractContextManager[BinaryIO]
     if out is None or isinstance(out, (str, PathLike)):
-        path = _default(files, form) if out is None else fspath(out)
+        path = output_of(files, format) if out is None else fspath(out)
         ending = PurePath(path).suffix
         if out is not None and ending in (".gz", ".zst") and not form.by_suffix:
             raise OutputError(
@@ -170,12 +170,9 @@ def output_of(paths: Sequence[str], format: str) -> str:
     """The default output for a timeline of recordings; `-` is standard output. Raises FormatError, and
     OutputError where several recordings need a name.
     """
-    return _default(paths, _form(format))
-
-
-def _default(paths: Sequence[str], form: OutputFormat) -> str:
     from tracepipe.recording.outputs import default_output
 
+    form = _form(format)
     if form.on_terminal:
         return STANDARD
     if len(paths) > 1:
@@ -260,14 +257,11 @@ def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
     if window is not None:
         start_ns, end_ns = max(start_ns, window.start_ns), min(end_ns, window.end_ns)
     is_bound, limit = place.limit(start_ns, end_ns)
-    is_reference = one.clock == found.reference
-    how = (
-        f"{one.clock}, which is the common clock"
-        if is_reference
-        else f"{one.clock}, by {counted(place.shared, 'collective|collectives')}"
-        if place.shared
-        else f"{one.clock}, by the header or footer of a capture on its host"
-    )
+    how = f"{one.clock}, by the header or footer of a capture on its host"
+    if one.clock == found.reference:
+        how = f"{one.clock}, which is the common clock"
+    elif place.shared:
+        how = f"{one.clock}, by {counted(place.shared, 'collective|collectives')}"
     return Member(
         name=f"rank {one.rank} ({Path(one.source.path).name})",
         header=one.header,

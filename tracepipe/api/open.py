@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from os import PathLike, fspath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tracepipe.api.options import ReadOptions
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from tracepipe.store.run import Run
 
 
-class Events:
+class Events(Iterator["Event"], AbstractContextManager["Events"]):
     """The events of a recording in the order of its file, on the trace's clock. Each warp is an event.
 
     They can be iterated once. At most some thousands are in memory. The end of the iteration closes the file,
@@ -62,18 +61,10 @@ class Events:
         finally:
             self.close()
 
-    def __iter__(self) -> Iterator[Event]:
-        return self._events
-
     def __next__(self) -> Event:
         return next(self._events)
 
-    def __enter__(self) -> Events:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

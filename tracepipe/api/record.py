@@ -185,7 +185,7 @@ class Files:
         return str(next(name for name in free_of(Path(path)) if not is_taken(name)))
 
 
-class NumberedOutputs:
+class NumberedOutputs(AbstractContextManager["NumberedOutputs"]):
     """The recordings of a flight recorder. The first has the name that was given, and the others have numbers
     after it. The name is reserved from the start.
     """
@@ -196,9 +196,6 @@ class NumberedOutputs:
         self._path, self._place = path, place
         self._first = ExitStack()
         self._sink: BinaryIO | None = self._first.enter_context(place.written_recording(path, force=force))
-
-    def __enter__(self) -> NumberedOutputs:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._first.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, Any, BinaryIO, Final, cast
 from zipfile import ZIP_DEFLATED, LargeZipFile, ZipFile, ZipInfo
 
@@ -27,7 +27,7 @@ SIZE_MAX_BYTES: Final = 2_000_000_000
 _LEVEL: Final = 1
 
 
-class ArchiveWriter:
+class ArchiveWriter(AbstractContextManager["ArchiveWriter"]):
     """Writes an archive to a stream. As a context manager, it completes it if nothing was raised."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
@@ -54,9 +54,6 @@ class ArchiveWriter:
             f"tracepipe.{name}.{key}": value if isinstance(value, int) else str(value)
             for key, value in known.items()
         }
-
-    def __enter__(self) -> ArchiveWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

@@ -152,7 +152,7 @@ class Rows:
             elif shape.pid is not None and shape.pid == shape.tid:
                 self.tree.rename_process(shape.pid, name)
             if shape.type == "annotation" or thread not in self._named:
-                self.tree.rename_thread(*thread, name)
+                self.tree.rename(("thread", *thread), name)
 
     def forget_shapes(self) -> None:
         """Forget all shapes: they have new numbers now."""

@@ -127,15 +127,12 @@ class Tree:
             ("thread", pid, tid), lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0)
         )
 
-    def rename_thread(self, pid: int | None, tid: int | None, name: str) -> None:
-        """Give a thread the name it has now."""
-        self._rename(("thread", pid, tid), name)
-
     def rename_process(self, pid: int | None, name: str) -> None:
         """Give a process the name it has now."""
-        self._rename(("process", pid), self._origins.process(name, pid))
+        self.rename(("process", pid), self._origins.process(name, pid))
 
-    def _rename(self, key: _Key, name: str) -> None:
+    def rename(self, key: _Key, name: str) -> None:
+        """Give a thread, `("thread", pid, tid)`, the name it has now."""
         if (track := self._tracks.get(key)) is not None:
             self._change(key, replace(track, name=name))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from tracepipe import __version__
 from tracepipe.options import Option
@@ -38,29 +38,22 @@ def run(run: Run, options: Options) -> Result:
         about[name] = {"file": file, "rows": count, "columns": columns}
         rows.append((file, count, len(columns)))
         result.files[file] = partial(write_view, run, name, to=options.format)
-    result.files["run.json"] = partial(_write_json, _about(run, about))
+    # What a reader of the tables must know about the recording.
+    data = {
+        "format": TABLES_VERSION,
+        "tool": {"name": "tracepipe", "version": __version__},
+        "recording": facts_json(run.facts),
+        "header": run.facts.header,
+        "footer": run.facts.footer,
+        "tables": about,
+    }
+    result.files["run.json"] = lambda out: out.write(json_text(data, indent=True).encode())
     shown = (Column("file", "file"), Column("rows", "rows", "count"), Column("columns", "columns", "count"))
     note = (
         f"Times are whole ns on {run.facts.trace_clock}; run.json has the header, the losses and the clocks."
     )
     result.parts.append(Table("tables", "Tables", shown, rows, note))
     return result
-
-
-def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:
-    """The content of `run.json`: what a reader of the tables must know about the recording."""
-    return {
-        "format": TABLES_VERSION,
-        "tool": {"name": "tracepipe", "version": __version__},
-        "recording": facts_json(run.facts),
-        "header": run.facts.header.to_record(),
-        "footer": run.facts.footer.as_read or None,
-        "tables": tables,
-    }
-
-
-def _write_json(data: dict[str, Any], out: BinaryIO) -> None:
-    out.write(json_text(data, indent=True).encode())
 
 
 REPORT = Report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated
@@ -36,16 +36,7 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
     """Return the report that shows others on one page, each under its heading, with their own defaults except
     for `top`.
     """
-    return Report(
-        "report",
-        Options,
-        _gathering(gathered),
-        output=FileOutput((".html",)),
-        needs=("jinja2", "matplotlib", "scipy"),
-    )
 
-
-def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options], Result]:
     def run(run: Run, options: Options) -> Result:
         scope = scope_of(run, "", "", options.kernel)
         check_kernel(run, options.kernel)
@@ -57,7 +48,8 @@ def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options
         result.files[".html"] = partial(write_page, About.of(run), "Report", sections, groups)
         return result
 
-    return run
+    needs = ("jinja2", "matplotlib", "scipy")
+    return Report("report", Options, run, output=FileOutput((".html",)), needs=needs)
 
 
 def _section(run: Run, heading: str, report: Report, top: int | None) -> Section:

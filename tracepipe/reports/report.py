@@ -104,7 +104,7 @@ def not_listed(count: int, words: str) -> list[str]:
     return [counted(count, f"more {words} is|are not listed: --top 0 lists all")] if count > 0 else []
 
 
-Write = Callable[[BinaryIO], None]
+Write = Callable[[BinaryIO], object]
 """Writes a whole file to a stream."""
 
 

@@ -35,7 +35,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from tracepipe import paths
@@ -142,9 +141,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, args=(_POLL_S,), name="trace server", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
         self.server_close()
 
@@ -417,11 +414,21 @@ _SPECIAL = re.compile(r"[.*+?^${}()|\[\]\\/]")
 
 
 def first_screen(trace: Path) -> str:
-    """Parameters for a link to the UI, each after a `&`; none if the trace has no such packet."""
-    stated = _read_first_screen(trace)
-    if stated is None:
+    """Parameters for a link to the UI, each after a `&`: start and end of the work, and names of tracks to be
+    pinned; none if the trace has no such packet.
+    """
+    try:
+        with trace.open("rb") as file:
+            file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
+            _, key, rest = file.read().rpartition(FIRST_SCREEN.encode())
+        stated, _ = json.JSONDecoder().raw_decode(rest[rest.index(b"{") :].decode())
+        start_ns, end_ns, pins = stated["start_ns"], stated["end_ns"], stated["pins"][:_PINS_MAX]
+        good = 0 <= start_ns <= end_ns < _TIME_LIMIT_NS and type(start_ns) is type(end_ns) is int
+        good = good and all(type(name) is str and len(name) <= _NAME_MAX for name in pins)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
-    start_ns, end_ns, pins = stated
+    if not key or not good:
+        return ""
     margin_ns = int((end_ns - start_ns) * _MARGIN) + 1
     # Pinned one by one, they are in this order.
     names = [_SPECIAL.sub(r"\\\g<0>", name) for name in pins]
@@ -434,19 +441,3 @@ def first_screen(trace: Path) -> str:
         "startupCommands": json.dumps(commands, separators=(",", ":")),
     }
     return "&" + urllib.parse.urlencode(parameters, quote_via=urllib.parse.quote)
-
-
-def _read_first_screen(trace: Path) -> tuple[int, int, list[str]] | None:
-    """Start and end of the work, and names of tracks to be pinned."""
-    try:
-        with trace.open("rb") as file:
-            file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
-            _, key, rest = file.read().rpartition(FIRST_SCREEN.encode())
-        text = rest[rest.index(b"{") :].decode()
-        stated, _ = json.JSONDecoder().raw_decode(text)
-        start_ns, end_ns, pins = stated["start_ns"], stated["end_ns"], stated["pins"]
-        good = 0 <= start_ns <= end_ns < _TIME_LIMIT_NS and type(start_ns) is type(end_ns) is int
-        good = good and all(type(name) is str and len(name) <= _NAME_MAX for name in pins[:_PINS_MAX])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return (start_ns, end_ns, pins[:_PINS_MAX]) if key and good else None

@@ -59,19 +59,26 @@ def find_all(
         for kind, finder in FINDERS.items():
             if reasons[kind] is None:
                 findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
-        costed = (_costed(kernel, finding) for finding in _without_repeated(findings))
-        found += [one for one in costed if one.saves is None or one.saves.share >= MIN_SAVED]
+        # Threads at a stride also look divergent, and some blocks of a period can look like stragglers.
+        strides = {one.numbers["modulus_threads"] for one in findings if one.kind == "stride"}
+        has_periods = any(one.numbers.get("across") == "block period" for one in findings)
+        for one in findings:
+            is_repeated = (
+                one.numbers["stride"] in strides
+                if one.kind == "divergence"
+                else has_periods and one.kind == "straggler" and "launch" not in one.numbers
+            )
+            costed = _costed(kernel, one)
+            if not is_repeated and (costed.saves is None or costed.saves.share >= MIN_SAVED):
+                found.append(costed)
     skipped: dict[str, list[tuple[str, str]]] = {}
     for kind in FINDERS:
         for name, reasons in lacking:
             if reason := reasons[kind]:
                 skipped.setdefault(kind, []).append((name, reason))
-    order = list(FINDERS)
-
-    def place(finding: Finding) -> tuple[float, int]:
-        return -finding.saves.run_ns if finding.saves else 0.0, order.index(finding.kind)
-
-    return Searched(sorted(found, key=place), skipped)
+    # Those that could save equally much are in the order of their kinds.
+    found.sort(key=lambda one: list(FINDERS).index(one.kind))
+    return Searched(sorted(found, key=lambda one: -one.saves.run_ns if one.saves else 0.0), skipped)
 
 
 def _costed(kernel: KernelWarps, finding: Finding) -> Finding:
@@ -84,16 +91,3 @@ def _costed(kernel: KernelWarps, finding: Finding) -> Finding:
     share = min(finding.saves_share, 1.0)
     saving = Saving(share * float(np.median(lengths_ns)), share * float(lengths_ns.sum()), share)
     return replace(finding, grid=kernel.grid, saves=saving)
-
-
-def _without_repeated(findings: list[Finding]) -> list[Finding]:
-    """The findings without those that describe the same effect a second time: threads at a stride also look
-    divergent, and some blocks of a period can look like stragglers."""
-    strides = {finding.numbers["modulus_threads"] for finding in findings if finding.kind == "stride"}
-    periods = any(finding.numbers.get("across") == "block period" for finding in findings)
-    return [
-        finding
-        for finding in findings
-        if not (finding.kind == "divergence" and finding.numbers["stride"] in strides)
-        and not (finding.kind == "straggler" and "launch" not in finding.numbers and periods)
-    ]
