@@ -237,7 +237,11 @@ class WarpRun:
         self.sizes: Int64s = np.array([len(batch.warp) for batch in of.batches], np.int64)
         self.bases_ns: Int64s = np.array([batch.ts_ns for batch in of.batches], np.int64)
         self.first: Int64s = np.cumsum(self.sizes) - self.sizes
-        self.order = self._order()
+        self.order: Int64s = np.arange(len(self.batches))
+        if len(self.batches) == 1:
+            self.order = entry_order(self.warps.entry_ns)
+        elif len(self.batches) != self.warps.warp.size:
+            self.order = np.lexsort((self.warps.entry_ns, np.repeat(self.order, self.sizes)))
         self.stay_ns = self.warps.last_of_exits(self.warps.exit_ns)
         left = np.append(np.flatnonzero(self.stay_ns[self.order] >= 0), len(self.order))
         at = left[np.searchsorted(left, self.first)]
@@ -258,15 +262,6 @@ class WarpRun:
             done.astype(np.uint8),
             np.zeros(len(at), np.int64),
         )
-
-    def _order(self) -> Int64s:
-        if len(self.batches) == 1:
-            return entry_order(self.warps.entry_ns)
-        if len(self.batches) == self.warps.warp.size:
-            return np.arange(len(self.batches))
-        batch = np.repeat(np.arange(len(self.batches)), self.sizes)
-        order: Int64s = np.lexsort((self.warps.entry_ns, batch))
-        return order
 
     def with_exits(self, drawn: Bools, begin_ns: Int64s, columns: list[AnyArray]) -> list[AnyArray]:
         """The columns of changes with the exits of each drawn warp after its end."""
@@ -628,39 +623,28 @@ class WarpLayout:
         return rows
 
     def _slot_rows(self, gpu: _Gpu, sms: Int64s, slots: Int64s) -> Int32s:
-        shape = max(gpu.table.shape[0], int(sms.max()) + 1), max(gpu.table.shape[1], int(slots.max()) + 1)
-        if shape[0] * shape[1] > _TABLE_MAX:
-            return self._sparse_rows(gpu, sms, slots)
-        if shape != gpu.table.shape:
+        table = gpu.table
+        shape = max(table.shape[0], int(sms.max()) + 1), max(table.shape[1], int(slots.max()) + 1)
+        if shape != table.shape and shape[0] * shape[1] <= _TABLE_MAX:
             table = np.full(shape, NO_ROW, np.int32)
             table[: gpu.table.shape[0], : gpu.table.shape[1]] = gpu.table
             gpu.table = table
-        rows: Int32s = gpu.table[sms, slots]
+        inside = (sms < table.shape[0]) & (slots < table.shape[1])
+        rows: Int32s = np.full(len(sms), NO_ROW, np.int32)
+        rows[inside] = table[sms[inside], slots[inside]]
         for at in np.flatnonzero(rows == NO_ROW).tolist():
             sm, slot = int(sms[at]), int(slots[at])
-            if gpu.table[sm, slot] == NO_ROW:
-                gpu.table[sm, slot] = self._slot_row(gpu, sm, slot)
-            rows[at] = gpu.table[sm, slot]
+            row = int(table[sm, slot]) if inside[at] else NO_ROW
+            row = gpu.sparse.get((sm, slot), NO_ROW) if row == NO_ROW else row
+            rows[at] = row = self._slot_row(gpu, sm, slot) if row == NO_ROW else row
+            if inside[at]:
+                table[sm, slot] = row
+            elif row != gpu.shared_row:
+                gpu.sparse[sm, slot] = row
         return rows
 
-    def _sparse_rows(self, gpu: _Gpu, sms: Int64s, slots: Int64s) -> Int32s:
-        rows = []
-        for sm, slot in zip(sms.tolist(), slots.tolist(), strict=True):
-            in_table = sm < gpu.table.shape[0] and slot < gpu.table.shape[1]
-            row = int(gpu.table[sm, slot]) if in_table else NO_ROW
-            if row == NO_ROW:
-                row = self._slot_row(gpu, sm, slot)
-                if in_table:
-                    gpu.table[sm, slot] = row
-                elif row != gpu.shared_row:
-                    gpu.sparse[sm, slot] = row
-            rows.append(row)
-        return np.array(rows, np.int32)
-
     def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
-        """The row of a slot that is not in the table: from the dictionary, or a new one."""
-        if (known := gpu.sparse.get((sm, slot))) is not None:
-            return known
+        """The row of a slot without one."""
         if self._rows.tree.is_full:
             return self._shared_row(gpu)
         group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_OF_SM + sm, SUMMARY)

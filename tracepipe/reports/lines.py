@@ -15,10 +15,11 @@ from tracepipe.analyses.gpu_by_line import FRAMES, Lines
 from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.options import Option
-from tracepipe.reports.report import Column, Report, Result, Table, not_listed
+from tracepipe.reports.report import COUNT, SHARE, Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
 
 _KERNELS = 3
+_LINE, _GPU_NS = Column("line", "line"), Column("gpu_ns", "on GPU", "ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,9 @@ def _times(work: dict[str, _Work], shown: list[str], total_ns: int) -> Table:
         share = 100 * (kernels_ns + copies_ns) / total_ns if total_ns else None
         rows.append((line, kernels_ns + copies_ns, share, kernels, copies, copied_bytes if copies else None))
     columns = (
-        Column("line", "line"),
-        Column("gpu_ns", "on GPU", "ns"),
-        Column("share_percent", "share", "percent"),
+        _LINE,
+        _GPU_NS,
+        SHARE,
         Column("kernels", "kernels", "count"),
         Column("copies", "copies", "count"),
         Column("copied_bytes", "copied", "bytes"),
@@ -118,13 +119,7 @@ def _works(work: dict[str, _Work], shown: list[str]) -> Table:
             _KERNELS, work[line].items(), key=lambda of: (-of[1][1], *of[0])
         )
     ]
-    columns = (
-        Column("line", "line"),
-        Column("name", "kernel or copy"),
-        Column("kind", "kind"),
-        Column("count", "count", "count"),
-        Column("gpu_ns", "on GPU", "ns"),
-    )
+    columns = (_LINE, Column("name", "kernel or copy"), Column("kind", "kind"), COUNT, _GPU_NS)
     title = f"The {_KERNELS} kernels and copies of each line that took longest"
     return Table("work", title, columns, rows, grouped=True, empty="No kernels or copies of lines.")
 
@@ -148,11 +143,7 @@ def _allocated(run: Run, lines: Lines, top: int) -> Table:
             found[text][0] += count
             found[text][1] += size_bytes
     order = sorted(found, key=lambda line: (-found[line][1], line))
-    columns = (
-        Column("line", "line"),
-        Column("count", "allocations", "count"),
-        Column("size_bytes", "size", "bytes"),
-    )
+    columns = (_LINE, Column("count", "allocations", "count"), Column("size_bytes", "size", "bytes"))
     listed = [(line, *found[line]) for line in (order[:top] if top > 0 else order)]
     return Table("allocations", "Allocations by line", columns, listed)
 

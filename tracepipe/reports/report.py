@@ -35,6 +35,11 @@ class Column:
     spare: bool = False
 
 
+KERNEL = Column("kernel", "kernel")
+COUNT = Column("count", "count", "count")
+SHARE = Column("share_percent", "share", "percent")
+
+
 class Rows(Protocol):
     """Rows of a table, which can be iterated over several times."""
 

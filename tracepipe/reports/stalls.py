@@ -11,7 +11,17 @@ from tracepipe.event.counters import SELECTED, STALL_GROUPS, stall_group
 from tracepipe.kernel_names import kernel_title
 from tracepipe.options import OTHER_RUN, Option, regex
 from tracepipe.reports.kernel_choice import no_such_kernel
-from tracepipe.reports.report import Column, Drawing, Report, Result, Table, not_listed, sentences
+from tracepipe.reports.report import (
+    KERNEL,
+    SHARE,
+    Column,
+    Drawing,
+    Report,
+    Result,
+    Table,
+    not_listed,
+    sentences,
+)
 from tracepipe.reports.stalls_and_warps import FEW_SAMPLES, side_by_side
 from tracepipe.store.run import Run
 from tracepipe.store.stalls import Instruction, Stalls, StallTable
@@ -19,6 +29,7 @@ from tracepipe.units import counted
 
 _INSTRUCTIONS: Final = 5
 _REASONS: Final = 4
+_SAMPLES: Final = Column("samples", "samples", "count")
 _NO_SAMPLES: Final = "no stall reasons were recorded: tracepipe capture --gpu-stalls -- COMMAND samples them"
 
 
@@ -73,8 +84,8 @@ def _groups(shown: list[tuple[str, Counter[str]]], total: int) -> Table:
         shares = (_share(groups[group], of_kernel) for group in STALL_GROUPS)
         rows.append((kernel_title(name), of_kernel, _share(of_kernel, total), *shares))
     columns = (
-        Column("kernel", "kernel"),
-        Column("samples", "samples", "count"),
+        KERNEL,
+        _SAMPLES,
         Column("share_percent", "of all", "percent"),
         *(Column(f"{group.replace(' ', '_')}_percent", group, "percent") for group in STALL_GROUPS),
     )
@@ -88,13 +99,7 @@ def _reasons(shown: list[tuple[str, Counter[str]]]) -> Table:
         for name, samples in shown
         for reason, count in sorted(samples.items(), key=lambda one: (-one[1], one[0]))[:_REASONS]
     ]
-    columns = (
-        Column("kernel", "kernel"),
-        Column("reason", "reason"),
-        Column("group", "group"),
-        Column("samples", "samples", "count"),
-        Column("share_percent", "share", "percent"),
-    )
+    columns = (KERNEL, Column("reason", "reason"), Column("group", "group"), _SAMPLES, SHARE)
     return Table("reasons", f"The {_REASONS} main reasons of each kernel", columns, rows, grouped=True)
 
 
@@ -117,12 +122,12 @@ def _instructions(table: StallTable, kernels: list[str]) -> Table:
             share = _share(waiting, of_kernel)
             rows.append((kernel_title(name), where, stalls.line or None, main, waiting, share))
     columns = (
-        Column("kernel", "kernel"),
+        KERNEL,
         Column("offset", "instruction"),
         Column("line", "line"),
         Column("reason", "main reason"),
         Column("samples", "waiting", "count"),
-        Column("share_percent", "share", "percent"),
+        SHARE,
     )
     note = (
         "Offsets are into the kernel's machine code (nvdisasm, cuobjdump -sass). A warp waits at the "

@@ -28,12 +28,11 @@ from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
 from tracepipe.options import Option
-from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.reports.report import COUNT, SHARE, Column, Report, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.store.schema import INSTANT, IS_CALL, IS_TIMED
 from tracepipe.units import counted
 
-_COUNT = Column("count", "count", "count")
 # The layers whose events are functions. Each has a separate table, so that a system call that waits all day
 # is not ranked against a kernel.
 _CALLED = {
@@ -103,7 +102,7 @@ def _layers(run: Run) -> Table:
 
 def _activities(run: Run) -> Table:
     rows = [row for row in _each_activity(run) if row[1]]
-    columns = (Column("activity", ""), _COUNT, *LENGTH_COLUMNS)
+    columns = (Column("activity", ""), COUNT, *LENGTH_COLUMNS)
     note = "The length of a call includes the calls inside it, and the time for which it waits."
     nothing = "No calls, system calls, driver functions, kernels or warps were recorded."
     return Table("activities", "Activity", columns, rows, note, empty=nothing)
@@ -198,9 +197,7 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
 def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
     """The first functions of a layer in the chosen order, and how many are left out."""
     found = functions_of(run, layer, options.sort, options.top)
-    columns = (
-        Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS
-    )  # fmt: skip
+    columns = (Column("name", "function"), Column("layer", "layer", spare=True), COUNT, *LENGTH_COLUMNS)
     if layer == "annotation":
         note = "The length of a range includes the ranges inside it."
         columns, rows = (Column("name", "range"), *columns[2:]), [(row[0], *row[2:]) for row in found.rows]
@@ -223,7 +220,7 @@ def _kernels(run: Run, options: Options) -> tuple[Table, int]:
 
     # Names of kernels are long: they get the room of two percentiles on a narrow terminal.
     spread_of = (replace(column, spare=column.key in ("p50_ns", "p95_ns")) for column in LENGTH_COLUMNS)
-    columns = (Column("name", "kernel"), Column("share_percent", "share", "percent"), _COUNT, *spread_of)
+    columns = (Column("name", "kernel"), SHARE, COUNT, *spread_of)
     note = "Share: of the sum of the lengths of all kernels."
     rows = [row(*one) for one in found.rows]
     return Table("kernels", f"Kernels by {options.sort}", columns, rows, note), found.left_out

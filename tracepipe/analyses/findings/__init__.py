@@ -11,13 +11,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tracepipe.analyses.findings import divergence, imbalance, stragglers, stride, waves
+from tracepipe.analyses.findings.block_times import lacks_blocks
 from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE, MIN_SAVED, Finding, Saving
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.libraries import np
 
 
 class Finder(NamedTuple):
-    """How one kind is looked for: `lacks` returns why it cannot be, `find` returns the findings."""
+    """How one kind is looked for in a kernel whose exits were recorded: `lacks` returns why it cannot be,
+    `find` returns the findings.
+    """
 
     lacks: Callable[[KernelWarps], str | None]
     find: Callable[[KernelWarps, float], list[Finding]]
@@ -26,7 +29,7 @@ class Finder(NamedTuple):
 FINDERS = {
     "divergence": Finder(divergence.lacks, divergence.find),
     "stride": Finder(stride.lacks, stride.find),
-    "straggler": Finder(stragglers.lacks, stragglers.find),
+    "straggler": Finder(lacks_blocks, stragglers.find),
     "wave": Finder(waves.lacks, waves.find),
     "imbalance": Finder(imbalance.lacks, imbalance.find),
 }
@@ -51,7 +54,9 @@ def find_all(
     lacking: list[tuple[str, dict[str, str | None]]] = []
     for kernel in kernels:
         measure(kernel)
-        lacking.append((kernel.kernel, {kind: finder.lacks(kernel) for kind, finder in FINDERS.items()}))
+        no_exits = None if kernel.has_exits else "no exits were recorded"
+        reasons = {kind: no_exits or finder.lacks(kernel) for kind, finder in FINDERS.items()}
+        lacking.append((kernel.kernel, reasons))
     shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
     found: list[Finding] = []
     for kernel, (_, reasons) in zip(kernels, lacking, strict=True):

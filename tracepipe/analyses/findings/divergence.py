@@ -68,8 +68,6 @@ MIN_LANES = 4
 
 def lacks(kernel: KernelWarps) -> str | None:
     """Why divergence cannot be looked for; None where it can."""
-    if not kernel.has_exits:
-        return "no exits were recorded"
     if kernel.lanes_timed and not bool((kernel.exits > 1).any()):
         return "no two threads of one warp were recorded"
     return None

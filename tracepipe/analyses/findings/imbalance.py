@@ -160,11 +160,7 @@ TREND_CAUSE = (
 
 def lacks(kernel: KernelWarps) -> str | None:
     """Why imbalance cannot be looked for; None where it can."""
-    if not kernel.has_exits:
-        return "no exits were recorded"
-    if not kernel.has_entries:
-        return "no entries were recorded"
-    return lacks_blocks(kernel)
+    return lacks_blocks(kernel) if kernel.has_entries else "no entries were recorded"
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:

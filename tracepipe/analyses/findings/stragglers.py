@@ -25,7 +25,6 @@ from tracepipe.analyses.findings.block_times import (
     at_border,
     beyond_others_ns,
     end_delayed_ns,
-    lacks_blocks,
     lateness,
 )
 from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
@@ -142,13 +141,6 @@ LAUNCH_CAUSE = (
 
 BORDER_CAUSE = "bounds checks, partial tiles or halo loads that inner blocks do not have"
 EXITS_ONLY = ", or blocks that started last, as no entries were recorded"
-
-
-def lacks(kernel: KernelWarps) -> str | None:
-    """Why stragglers cannot be looked for; None where they can."""
-    if not kernel.has_exits:
-        return "no exits were recorded"
-    return lacks_blocks(kernel)
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:

@@ -77,8 +77,6 @@ WARPS_CAUSE = (
 
 def lacks(kernel: KernelWarps) -> str | None:
     """Why strides cannot be looked for; None where they can."""
-    if not kernel.has_exits:
-        return "no exits were recorded"
     if not bool((kernel.exits > 1).any()) and kernel.warps_of_a_block < MIN_WARPS:
         return "the lanes of each warp exit together, and a block has fewer than 4 warps"
     return None

@@ -79,8 +79,6 @@ class Waves(NamedTuple):
 
 def lacks(kernel: KernelWarps) -> str | None:
     """Why neither waves nor the order of warps can be looked for; None where one of them can."""
-    if not kernel.has_exits:
-        return "no exits were recorded"
     in_order = kernel.warps_of_a_block >= MIN_WARPS
     if (not kernel.has_entries or not kernel.has_sms) and not in_order:
         return "no entries or no SMs were recorded, and a block has one warp"
