@@ -630,8 +630,11 @@ class WarpLayout:
             table[: gpu.table.shape[0], : gpu.table.shape[1]] = gpu.table
             gpu.table = table
         inside = (sms < table.shape[0]) & (slots < table.shape[1])
-        rows: Int32s = np.full(len(sms), NO_ROW, np.int32)
-        rows[inside] = table[sms[inside], slots[inside]]
+        if inside.all():
+            rows: Int32s = table[sms, slots]
+        else:
+            rows = np.full(len(sms), NO_ROW, np.int32)
+            rows[inside] = table[sms[inside], slots[inside]]
         for at in np.flatnonzero(rows == NO_ROW).tolist():
             sm, slot = int(sms[at]), int(slots[at])
             row = int(table[sm, slot]) if inside[at] else NO_ROW

@@ -34,7 +34,7 @@ from tracepipe.analyses.findings.waves import share_saved
 from tracepipe.event.columns import Bools, Floats, Ints
 from tracepipe.event.groups import number_rows
 from tracepipe.libraries import np
-from tracepipe.units import counted, duration_text
+from tracepipe.units import agree, counted, duration_text
 
 MOST_OUTLYING = 16
 """The most values beyond a gap that count as stragglers; more are a separate group."""
@@ -235,33 +235,24 @@ def _finding(
     delayed = end_delayed_ns(kernel, rows, beyond)
     border = int(at_border(blocks, kernel.grid).sum())
     sms = np.unique(kernel.blocks.sm[rows]) if kernel.has_sms else np.array([], np.int64)
-    one = blocks.size == 1
-    verb = "takes" if one else "take"
-    if not kernel.has_entries:
-        verb = "exits" if one else "exit"
-    than = "longer" if kernel.has_entries else "later"
-    place = ""
-    if sms.size == 1:
-        place = f", on SM {sms[0]}" if one else f", all on SM {sms[0]}"
-    elif sms.size > 1:
-        place = f", on {sms.size} SMs"
-    edge = ""
-    if border:
-        edge = (
-            ", at the border of the grid"
-            if border == blocks.size
-            else f", {border} at the border of the grid"
+    count, place, edge = int(blocks.size), "", ""
+    verb, than = agree(count, "exits|exit"), "later than the median block"
+    if kernel.has_entries:
+        verb = agree(count, "takes|take")
+        than = f"longer than blocks that started with {agree(count, 'it|them')}"
+    if sms.size:
+        place = (
+            f", on {sms.size} SMs" if sms.size > 1 else f", {'on' if count == 1 else 'all on'} SM {sms[0]}"
         )
-    usual = "blocks that started with it" if one else "blocks that started with them"
-    if not kernel.has_entries:
-        usual = "the median block"
+    if border:
+        edge = f",{'' if border == count else f' {border}'} at the border of the grid"
     effect = "other blocks end as late"
     if delayed >= max(MIN_SAVED * float(np.median(kernel.launch_ns)), kernel.least_ns):
         effect = f"without that the launch would end up to {duration_text(delayed)} earlier"
     evidence = (
-        f"Block{'' if one else 's'} {listed(blocks.tolist())} of {late.blocks.size}{place}{edge} {verb} "
-        f"{duration_text(excess)} {than} than {usual}{words[0]}: {percent(share)} of the kernel's duration; "
-        f"{effect} ({confidence(found.p_value)})"
+        f"{agree(count, 'Block|Blocks')} {listed(blocks.tolist())} of {late.blocks.size}{place}{edge} {verb} "
+        f"{duration_text(excess)} {than}{words[0]}: {percent(share)} of the kernel's duration; {effect} "
+        f"({confidence(found.p_value)})"
     )
     numbers = {
         "of": "blocks",

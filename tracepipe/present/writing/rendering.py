@@ -34,12 +34,6 @@ def heading(facts: Facts) -> str:
 def lacks(facts: Facts) -> Iterator[str]:
     """Lines about what the recording lacks, the most important last: problems, clocks, losses."""
     yield from facts.remarks(_OUTCOMES)
-    yield from _clocks(facts)
-    for layer, count in facts.losses.items():
-        yield f"lost: {count} {layer} {agree(count, 'event|events happened and was|were not recorded')}"
-
-
-def _clocks(facts: Facts) -> Iterator[str]:
     for known in facts.clocks:
         clock, method = known["clock"], known["method"]
         if method == "assumed":
@@ -54,6 +48,8 @@ def _clocks(facts: Facts) -> Iterator[str]:
             f"left out: {counted(count, 'event|events')} on {clock}, which has no clock pairs; "
             f"--assume-offset {clock}=NS places {agree(count, 'it|them')}"
         )
+    for layer, count in facts.losses.items():
+        yield f"lost: {count} {layer} {agree(count, 'event|events happened and was|were not recorded')}"
 
 
 def facts_json(facts: Facts) -> dict[str, Any]:
@@ -140,19 +136,20 @@ def report_lines(
     if result.title:
         yield from styled(result.title, "bold")
     for part in result.parts:
-        if isinstance(part, Table) and part.empty and not part.rows:
-            yield ""
-            yield from styled(part.empty)
-        elif isinstance(part, Table):
-            yield ""
-            yield from styled(part.title, "bold")
-            for style, text in _lines_of(part, width, ascii_only, full_names):
-                yield from styled(text, style, wraps=_is_prose(part))
-            if part.note:
-                yield from styled(part.note, "dim")
-        elif drawn := list(part.draw(width, ascii_only)):
-            for line in ("", *drawn):
+        if not isinstance(part, Table):
+            drawn = list(part.draw(width, ascii_only))
+            for line in ("", *drawn) if drawn else ():
                 yield from styled(line, wraps=False)
+            continue
+        yield ""
+        if part.empty and not part.rows:
+            yield from styled(part.empty)
+            continue
+        yield from styled(part.title, "bold")
+        for style, text in _lines_of(part, width, ascii_only, full_names):
+            yield from styled(text, style, wraps=_is_prose(part))
+        if part.note:
+            yield from styled(part.note, "dim")
     notes = [("", line) for line in result.notes]
     for facts in recordings:
         # With several recordings, a note about one of them names it.
