@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from tracepipe.api.record import record
@@ -398,10 +398,14 @@ def command_line(descriptor: int, paths: Sequence[str]) -> list[str]:
 
 def main(number_of_socket: str) -> None:
     """Record what the caller asks for."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
     descriptor = int(number_of_socket)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+            signal.signal(number, end)
     os.set_inheritable(descriptor, False)  # the command must not inherit it
     connection = Connection(descriptor)
     order: Order = connection.recv()
