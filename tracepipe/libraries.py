@@ -1,6 +1,6 @@
 """The libraries of the reports, imported when one is first used: `--help` needs none of them.
 
-An installation has numpy. The others come with the extra `reports`, and polars with `ranks`.
+An installation has numpy. The others come with the extra `reports`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from tracepipe.errors import LibraryMissing, TracepipeError
 
-__all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "pl", "require", "special", "ticker"]
+__all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "require", "special", "ticker"]
 
 _OPTIONAL = ("jinja2", "matplotlib", "scipy")
 _INSTALL = "pip install 'tracepipe[reports]'"
 
-# What polars, scipy and matplotlib take before they have read anything: addresses (stacks of threads, most of
+# What scipy and matplotlib take before they have read anything: addresses (stacks of threads, most of
 # which are never used) and data. With a little less each of them ends the process.
 _NEEDED = (
     (resource.RLIMIT_AS, "v", 1_200 << 20),
@@ -67,7 +67,7 @@ def _is_installed(package: str) -> bool:
 def _check_room() -> None:
     """Raise TracepipeError where the libraries would abort the process, or wait forever, for want of memory.
 
-    Those in Rust and Fortran do that instead of raising MemoryError.
+    Those in Fortran do that instead of raising MemoryError.
     """
     for limit, option, needed_bytes in _NEEDED:
         allowed_bytes, _ = resource.getrlimit(limit)
@@ -82,7 +82,6 @@ def _check_room() -> None:
 if TYPE_CHECKING:
     import jinja2
     import numpy as np
-    import polars as pl
 
     # Untyped, or with types that every version has its own.
     agg: Any = None
@@ -92,7 +91,7 @@ if TYPE_CHECKING:
     special: Any = None
     ticker: Any = None
 else:
-    np, pl, special = Library("numpy"), Library("polars"), Library("scipy.special")
+    np, special = Library("numpy"), Library("scipy.special")
     matplotlib, jinja2 = Library("matplotlib"), Library("jinja2")
     agg = Library("matplotlib.backends.backend_agg")
     collections, figure = Library("matplotlib.collections"), Library("matplotlib.figure")

@@ -16,7 +16,7 @@ from tests.support.simulated_job import Fault, SimulatedJob
 from tracepipe.cli import app
 from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.ranks.engine import opened
-from tracepipe.ranks.pictures import farthest
+from tracepipe.ranks.page import farthest
 
 pytestmark = pytest.mark.slow
 
@@ -131,6 +131,34 @@ def path_step(tables: dict[str, Any]) -> int:
     return int(order[(len(order) - 1) // 2]["step"])
 
 
+def test_the_work_of_all_ranks_on_a_path_is_read(tmp_path: Path) -> None:
+    """Forty ranks come last in turn, each after it computed; nothing on the path is idle."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for rank in range(40):
+        lines: list[dict[str, Any]] = []
+        for turn in range(40):
+            last_ns = 1_000 * (turn + 1)
+            start_ns = last_ns - (0 if rank == turn else 500)
+            met = {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ts_ns": start_ns}
+            lines.append(met | {"dur_ns": last_ns + 10 - start_ns})
+            if rank == turn:
+                lines.append({"name": "gemm", "ts_ns": last_ns - 990, "dur_ns": 990})
+        header = {
+            "type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"],
+            "host": "node", "rank": rank,
+        }  # fmt: skip
+        same = {"type": "gpu_kernel", "phase": "X", "gpu": 0, "stream": 7}
+        records = [header, *(same | line for line in sorted(lines, key=lambda line: line["ts_ns"]))]
+        (runs / f"{rank}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    build_here(str(runs), str(tmp_path / "ds"))
+    path = asked(tmp_path / "ds")["critical_path"]
+    computed = {row["rank"]: row["ns"] for row in path if row["what"] == "computes"}
+    assert computed == dict.fromkeys(range(40), 990)
+    assert sum(row["ns"] for row in path if row["what"] == "transfers") == 400
+    assert not [row for row in path if row["what"] == "GPU idle"]
+
+
 def test_a_step_is_chosen(dataset: Path) -> None:
     done = CliRunner().invoke(app, ["ranks", str(dataset), "--step", "4"])
     assert done.exit_code == 0
@@ -229,7 +257,7 @@ def test_one_slow_rank_of_many_stays_visible_where_ranks_share_a_row() -> None:
 
 
 def test_no_bar_is_drawn_amid_the_answer(dataset: Path) -> None:
-    """Ibis switches DuckDB's on, which then shows on standard output for what takes seconds."""
+    """DuckDB's own would show on standard output for what takes seconds."""
     with opened("duckdb", Dataset.opened(str(dataset))) as engine:
-        connection: Any = engine._connection.con  # type: ignore[attr-defined]
+        connection: Any = engine.connection  # type: ignore[attr-defined]
         assert connection.execute("select current_setting('enable_progress_bar')").fetchone() == (False,)

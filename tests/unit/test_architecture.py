@@ -112,7 +112,6 @@ OF_COLUMNS = {
 SLOW = {
     "bcc",
     "numpy",
-    "polars",
     "duckdb",
     "scipy",
     "matplotlib",
@@ -123,7 +122,6 @@ SLOW = {
     "rich",
     "perfetto",
     "google",
-    "ibis",
     "pyspark",
     "py4j",
     "fsspec",

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tracepipe.dataset.collectives import UNKNOWN, Collectives, collectives_of
-from tracepipe.dataset.steps import gpu_times, steps_of
-from tracepipe.store.run import load_run
+from tracepipe.dataset.collectives import UNKNOWN
+from tracepipe.dataset.rank_tables import Source, write_rank
 
 _HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
 _REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -42,16 +41,13 @@ class Recording:
             self.records.append(own | {"type": "gpu_kernel", "name": kernel, "phase": "X"})
         self.add(name, "E", args={"result": 0})
 
-    def read(self, folder: Path) -> Collectives:
+    def read(self, folder: Path) -> tuple[pl.DataFrame, list[str]]:
+        """The layer, and what is remarked on it."""
         path = folder / "0.jsonl"
         path.write_text("".join(json.dumps(record) + "\n" for record in self.records))
-        run = load_run(str(path))
-        times = gpu_times(run)
-        return collectives_of(run, {gpu: one.compute for gpu, one in times.items()}, steps_of(run, times))
-
-
-def frame(found: Collectives) -> pl.DataFrame:
-    return pl.DataFrame(found.columns)
+        written = write_rank(Source.of(str(path)), str(folder), folder)
+        remarks = [remark for remark in written.remarks if "NCCL" in remark]
+        return pl.read_parquet(folder / "collectives.parquet"), remarks
 
 
 def known(group: str, ranks: int = 4, count: int = 256) -> dict[str, Any]:
@@ -63,14 +59,14 @@ def test_a_kernel_belongs_to_the_call_around_its_launch(tmp_path: Path) -> None:
     run.call("ncclAllReduce", _REDUCE, **known("a"))
     run.call("ncclAllGather", _GATHER, **known("b", 2, 8))
     run.call("ncclAllReduce", _REDUCE, **known("a"))
-    found = run.read(tmp_path)
+    found, remarks = run.read(tmp_path)
     columns = "operation", "process_group", "group_size", "elements", "nth", "leaves_together"
-    assert list(frame(found).select(columns).iter_rows()) == [
+    assert list(found.select(columns).iter_rows()) == [
         ("all_reduce", "a", 4, 256, 0, True),
         ("all_gather", "b", 2, 8, 0, True),
         ("all_reduce", "a", 4, 256, 1, True),
     ]
-    assert found.remarks == []
+    assert remarks == []
 
 
 def test_a_group_launches_at_its_end(tmp_path: Path) -> None:
@@ -86,8 +82,8 @@ def test_a_group_launches_at_its_end(tmp_path: Path) -> None:
     run.call("ncclAllReduce", **known("a"))
     run.call("ncclAllReduce", **known("a"))
     run.call("ncclGroupEnd", _REDUCE)
-    found = run.read(tmp_path)
-    rows = frame(found).select("process_group", "group_size", "elements")
+    found, _ = run.read(tmp_path)
+    rows = found.select("process_group", "group_size", "elements")
     assert list(rows.iter_rows()) == [("b", 2, 256), ("a", 4, 256), ("a", 4, None)]
 
 
@@ -99,10 +95,10 @@ def test_what_is_not_known_is_reported_and_not_compared(tmp_path: Path) -> None:
     run.call("ncclGroupEnd", _REDUCE, _REDUCE)
     run.call("ncclAllReduce", _REDUCE, comm=32, count=1)
     run.call("ncclAllReduce", _REDUCE, **known("a"))
-    found = run.read(tmp_path)
-    rows = frame(found).select("process_group", "leaves_together")
+    found, remarks = run.read(tmp_path)
+    rows = found.select("process_group", "leaves_together")
     assert list(rows.iter_rows()) == [(UNKNOWN, False)] * 3 + [("a", True)]
-    (remark,) = found.remarks
+    (remark,) = remarks
     assert remark.startswith("calls of NCCL whose process groups are not known: 1. Record from before")
 
 
@@ -110,8 +106,8 @@ def test_without_any_known_group_all_ranks_are_one(tmp_path: Path) -> None:
     run = Recording()
     run.call("ncclAllReduce", _REDUCE, comm=32, count=1)
     run.call("cuCtxSynchronize", _GATHER)
-    found = run.read(tmp_path)
-    rows = frame(found).select("process_group", "leaves_together")
+    found, remarks = run.read(tmp_path)
+    rows = found.select("process_group", "leaves_together")
     assert list(rows.iter_rows()) == [("", True)] * 2
-    assert np.all(frame(found)["group_size"].is_null().to_numpy())
-    assert len(found.remarks) == 1
+    assert np.all(found["group_size"].is_null().to_numpy())
+    assert len(remarks) == 1

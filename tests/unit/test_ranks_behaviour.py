@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import polars as pl
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 
-from tracepipe.ranks.behaviour import behaviours
-from tracepipe.ranks.causes import causes
-from tracepipe.ranks.path import TRANSFERS, WORKS, Section
+from tracepipe.ranks.engine import Columns
+from tracepipe.ranks.path import TRANSFERS, WORKS, Section, done_in
+from tracepipe.ranks.stragglers import behaviours
 
 Ran = dict[int, tuple[int, int]]
 Met = list[tuple[int, str, int, int]]
@@ -15,11 +18,20 @@ Met = list[tuple[int, str, int, int]]
 
 def groups_of(ran: Ran, met: Met) -> list[int]:
     """Of ranks with their steps and kernels, and of rank, operation, group size and number of collectives."""
-    ranks = pl.DataFrame(
-        [(rank, *counts) for rank, counts in ran.items()], ["rank", "steps", "kernels"], orient="row"
-    )
-    columns = {"rank": pl.Int64, "operation": pl.String, "group_size": pl.Int64, "collectives": pl.Int64}
-    return behaviours(ranks, pl.DataFrame(met, columns, orient="row")).to_list()
+    counts = {rank: sum(count for one, *_, count in met if one == rank) for rank in ran}
+    ranks = [(rank, *ran[rank], count) for rank, count in counts.items()]
+    members = columns(("rank", "operation", "group_size", "collectives"), met)
+    found: list[int] = behaviours(
+        columns(("rank", "steps", "kernels", "collectives"), ranks), members
+    ).tolist()
+    return found
+
+
+def columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Columns:
+    """Rows as an engine returns them."""
+    values = list(zip(*rows, strict=True)) or [()] * len(names)
+    kinds = (object if of and isinstance(of[0], str) else np.int64 for of in values)
+    return {name: np.array(of, kind) for name, of, kind in zip(names, values, kinds, strict=True)}
 
 
 def test_stages_of_a_pipeline_are_groups_of_their_own() -> None:
@@ -53,19 +65,22 @@ def test_the_largest_group_is_first_and_of_equal_ones_that_of_the_lowest_rank() 
     assert groups_of({7: (0, 0)}, []) == [0]
 
 
-def frame(*rows: tuple[str, int, int]) -> pl.DataFrame:
-    columns = {"name": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
-    return pl.DataFrame(list(rows), columns, orient="row")
+Rows = list[tuple[str, int, int]]
+WORK = Section(0, WORKS, 100, 200)
 
 
-WORK = Section("h", 0, WORKS, 100, 200)
+def frame(*rows: tuple[str, int, int]) -> Rows:
+    return list(rows)
 
 
 def listed(
-    section: Section, kernels: pl.DataFrame, ranges: pl.DataFrame, copies: pl.DataFrame | None = None
+    section: Section, kernels: Rows, ranges: Rows, copies: Rows | None = None
 ) -> list[tuple[str, str, int]]:
-    of_rank = {section.rank: frame() if copies is None else copies}
-    found = causes([section], {section.rank: kernels}, of_rank, {section.rank: ranges})
+    work = [(*row, "compute") for row in kernels] + [(*row, "copies") for row in copies or ()]
+    work.sort(key=lambda row: row[1])
+    names = ("name", "start_ns", "end_ns")
+    of_ranges = columns(names, sorted(ranges, key=lambda row: row[1]))
+    found = done_in([section], columns((*names, "purpose"), work), of_ranges)
     return [(what, name, ns) for _, what, name, ns in found]
 
 
@@ -105,7 +120,6 @@ def test_other_ranges_load_no_data(name: str) -> None:
 
 def test_a_section_without_records_is_idle() -> None:
     assert listed(WORK, frame(), frame()) == [("GPU idle", "", 100)]
-    assert [(what, ns) for _, what, _, ns in causes([WORK], {}, {}, {})] == [("GPU idle", 100)]
 
 
 def test_idle_time_has_the_innermost_range_but_no_step() -> None:
@@ -114,5 +128,5 @@ def test_idle_time_has_the_innermost_range_but_no_step() -> None:
 
 
 def test_a_transfer_has_the_name_of_its_collective() -> None:
-    section = Section("h", 0, TRANSFERS, 100, 140, "all_reduce")
+    section = Section(0, TRANSFERS, 100, 140, "all_reduce")
     assert listed(section, frame(("a", 100, 140)), frame()) == [("transfers", "all_reduce", 40)]

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import polars as pl
+import duckdb
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.ranks.path import TRANSFERS, WORKS, Section, critical_path
+from tracepipe.ranks.path import TRANSFERS, WORKS, Bounds, Section, critical_path
+from tracepipe.ranks.queries import members_of
 
-BOUNDS = dict.fromkeys(("rank", "start_ns", "end_ns", "aligned_end_ns"), pl.Int64) | {"host": pl.String}
-MEMBERS = {
-    "rank": pl.Int64, "operation": pl.String, "process_group": pl.String, "is_numbered": pl.Boolean,
-    "number": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64, "dur_ns": pl.Int64,
-}  # fmt: skip
+MEMBERS = """
+create or replace table members (rank bigint, operation varchar, process_group varchar, is_numbered boolean,
+    number bigint, step bigint, start_ns bigint, end_ns bigint, dur_ns bigint);
+create or replace table steps as select 1 as step, unnest(?) as rank
+"""
+CONNECTION = duckdb.connect()
 Met = tuple[int, str, int, int, int]
 
 
 def path_of(ends: dict[int, int | None], *met: Met, start_ns: int = 0) -> list[Section]:
     """Of ranks that all begin at a time, and rows of collectives: rank, group, number, start, end."""
-    steps = [
-        {"rank": rank, "host": f"h{rank}", "start_ns": start_ns, "end_ns": end or 100, "aligned_end_ns": end}
-        for rank, end in ends.items()
-    ]
-    rows: list[dict[str, Any]] = [
-        dict(zip(MEMBERS, (rank, "all_reduce", group, True, number, start, end, max(end - start, 0)),
-                 strict=True))
-        for rank, group, number, start, end in met
-    ]  # fmt: skip
-    return critical_path(pl.DataFrame(steps, BOUNDS), pl.DataFrame(rows, MEMBERS))
+    bounds = {rank: Bounds(start_ns, end or 100, end) for rank, end in ends.items()}
+    CONNECTION.execute(MEMBERS, [list(ends)])
+    if met:
+        rank, group, number, start, end = (np.array(column) for column in zip(*met, strict=True))
+        given = {"rank": rank, "group": group.astype(object), "number": number, "start": start, "end": end}
+        CONNECTION.register("given", given)
+        CONNECTION.execute(
+            """insert into members select rank, 'all_reduce', "group", true, number, 1, "start", "end",
+            greatest("end" - "start", 0) from given"""
+        )
+    return critical_path(bounds, CONNECTION.execute(members_of(1)).fetchnumpy())
 
 
 def listed(sections: list[Section]) -> list[tuple[int, str, int, int]]:
@@ -42,7 +44,6 @@ def test_the_path_leads_to_the_rank_that_came_last_in_the_middle() -> None:
     found = path_of({0: 100, 1: 90}, (0, "g", 0, 20, 60), (1, "g", 0, 50, 60))
     assert listed(found) == [(1, WORKS, 0, 50), (1, TRANSFERS, 50, 60), (0, WORKS, 60, 100)]
     assert [one.collective for one in found] == ["", "all_reduce", ""]
-    assert found[1].host == "h1"
 
 
 def test_the_path_continues_from_collective_to_collective() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from numpy.typing import NDArray
 
+from tracepipe.ranks.engine import Columns
 from tracepipe.ranks.stragglers import LINK, Straggler, longest_unjudged, slow_links, stragglers
 
 USUAL_NS = {"compute_ns": 12e6, "loading_ns": 3e5, "host_ns": 1e6, "copies_ns": 2e5}
@@ -25,12 +25,12 @@ def found_in(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = 
     return list(stragglers(rows_of(times, behaviours)))
 
 
-def rows_of(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> pl.DataFrame:
+def rows_of(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> Columns:
     whole = {name: ns.astype(np.int64) for name, ns in times.items()}
     count, steps = whole["compute_ns"].shape
     columns: dict[str, Any] = {
         "rank": np.arange(count),
-        "behaviour": list(behaviours) or [0] * count,
+        "behaviour": np.array(list(behaviours) or [0] * count),
         "steps": np.full(count, steps),
         "made_wait_ns": np.full(count, 700 * steps),
         "step_ns": sum(ns.sum(1) for ns in whole.values()),
@@ -38,7 +38,7 @@ def rows_of(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = (
     for name, ns in whole.items():
         us, of = ns // 1_000, name.removesuffix("_ns")
         columns |= {name: ns.sum(1), f"{of}_us": us.sum(1), f"{of}_us2": (us**2).sum(1)}
-    return pl.DataFrame(columns)
+    return columns
 
 
 @pytest.mark.parametrize("steps", [2, 3, 10, 60])
@@ -123,18 +123,19 @@ def test_ranks_that_do_other_work_are_not_compared() -> None:
     assert found_in(noisy(1, 1, 10, 0.1)) == []
 
 
-GROUPS = {"operation": pl.String, "process_group": pl.String, "group_size": pl.Int64, "elements": pl.Int64}
-
-
 def links(shortest: dict[str, int], members: dict[str, tuple[int, ...]], steps: int = 1) -> list[Straggler]:
     """Of groups that ran ten all-gathers each: their shortest transfers, and their ranks."""
-    groups = [("all_gather", group, 4, None, 10, ns) for group, ns in shortest.items()]
-    schema = GROUPS | {"collectives": pl.Int64, "shortest_ns": pl.Int64}
-    rows = [("all_gather", group, rank) for group, ranks in members.items() for rank in ranks]
-    of = pl.DataFrame(
-        rows, {"operation": pl.String, "process_group": pl.String, "rank": pl.Int64}, orient="row"
-    )
-    return list(slow_links(pl.DataFrame(groups, schema, orient="row"), of, steps))
+    count, of = len(shortest), [(group, rank) for group, ranks in members.items() for rank in ranks]
+    groups = {
+        "operation": np.full(count, "all_gather"), "process_group": np.array([*shortest], object),
+        "group_size": np.full(count, 4), "elements": np.zeros(count), "collectives": np.full(count, 10),
+        "shortest_ns": np.array([*shortest.values()]),
+    }  # fmt: skip
+    own = {
+        "operation": np.full(len(of), "all_gather"), "process_group": np.array([group for group, _ in of]),
+        "rank": np.array([rank for _, rank in of]),
+    }  # fmt: skip
+    return list(slow_links(groups, own, steps))
 
 
 # Four by four ranks: groups of rows and of columns.

@@ -16,10 +16,10 @@ from tracepipe.present.writing.table_formats import write_columns
 
 ALIGNMENT: Final = "alignment"
 SCHEMA: Final = {
-    "clock": "String", "reference": "String", "at_ns": "Int64", "offset_ns": "Int64", "drift_ppb": "Int64",
-    "bound_ns": "Int64", "early_ns": "Int64", "late_ns": "Int64",
-    "residual_ns": "Int64", "shared": "Int64", "dropped": "Int64",
-    "first_ns": "Int64", "last_ns": "Int64", "refused": "String",
+    "clock": "string", "reference": "string", "at_ns": "bigint", "offset_ns": "bigint", "drift_ppb": "bigint",
+    "bound_ns": "bigint", "early_ns": "bigint", "late_ns": "bigint",
+    "residual_ns": "bigint", "shared": "bigint", "dropped": "bigint",
+    "first_ns": "bigint", "last_ns": "bigint", "refused": "string",
 }  # fmt: skip
 COLLECTIVES_MAX: Final = 1 << 21
 """Collectives of all ranks together that are compared: of more, a half, a quarter, and so on."""

@@ -8,27 +8,38 @@ the order of its kernels is the number.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import values_by_names
-from tracepipe.analyses.gpu_shares import communicates
+from tracepipe.analyses.gpu_shares import GpuTime, communicates
+from tracepipe.analyses.steps import Steps
 from tracepipe.dataset.communicators import Asked, communicated
-from tracepipe.event.columns import Int64s
-from tracepipe.event.intervals import Stretches
+from tracepipe.event.columns import NONE, Int64s
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store.run import Run
+from tracepipe.store.tables import object_column
 
 SCHEMA: Final = {
-    "row": "Int64", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64", "stream": "Int64",
-    "name": "String",
-    "operation": "String", "process_group": "String", "group_size": "Int64", "seq": "Int64", "nth": "Int64",
-    "elements": "Int64", "exposed_ns": "Int64", "leaves_together": "Boolean", "step": "Int64",
-    "work_ns": "Int64",
+    "row": "bigint", "start_ns": "bigint", "end_ns": "bigint", "gpu": "bigint", "stream": "bigint",
+    "name": "string", "operation": "string", "process_group": "string", "group_size": "bigint",
+    "seq": "bigint", "nth": "bigint", "elements": "bigint", "exposed_ns": "bigint",
+    "leaves_together": "boolean", "step": "bigint", "work_ns": "bigint",
 }  # fmt: skip
+_NUMBERED: Final = """
+with ended as (
+    select *, max(case when leaves_together then end_ns end) over (
+        partition by gpu order by row rows between unbounded preceding and 1 preceding
+    ) as left_ns
+    from given
+)
+select * exclude left_ns replace (nullif(step, -1) as step),
+    row_number() over (partition by gpu, operation, process_group order by row) - 1 as nth,
+    case when left_ns is not null then greatest(start_ns - left_ns, 0) end as work_ns
+from ended order by row
+"""
 _ARGS: Final = {
     "operation": "Collective name",
     "group": "Process Group Name",
@@ -62,30 +73,21 @@ def operation_of(name: str) -> str:
     return next((operation for operation, form in _OPERATIONS.items() if form.search(name)), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Collectives:
-    """The collectives of a rank, as columns of SCHEMA. `remarks` say which of their process groups are not
-    known.
-    """
+def put_collectives(run: Run, times: Iterable[GpuTime], steps: Steps) -> list[str]:
+    """Write a row of SCHEMA for each collective's kernel into the table `dataset.collectives`, by its start.
+    Return remarks about process groups that are not known.
 
-    columns: dict[str, Any]
-    remarks: list[str]
-
-
-def collectives_of(run: Run, compute: dict[int, Stretches], steps: dict[str, Any]) -> Collectives:
-    """A row for each collective's kernel, by its start.
-
-    `compute` is when each GPU computed: `exposed_ns` is the rest of a collective's time. `row` is that in
-    `kernels`; `nth` counts from 0 the kernels of an operation and process group, by GPU. `step` is the one in
-    which it starts, of those of `steps_of`. `work_ns` is how long before it no collective ran that ranks
-    leave together, None where none did before.
+    `exposed_ns` is the time of a collective in which its GPU does not compute. `row` is that in `kernels`;
+    `nth` counts from 0 the kernels of an operation and process group, by GPU. `step` is the one in which it
+    starts. `work_ns` is how long before it no collective ran that ranks leave together, null where none did
+    before.
     """
     of_shape, moves_data = values_by_names(run, "gpu_kernel", communicates)
     layer = run.layer("gpu_kernel")
     rows = np.flatnonzero(np.array(moves_data, np.bool_)[of_shape][layer.shape])
     of = run.values("gpu_kernel", rows, "gpu", "stream", "name")
     start_ns, end_ns = layer.start_ns[rows], layer.end_ns[rows]
-    gpus = [gpu or 0 for gpu in of["gpu"]]
+    gpus = np.array([gpu or 0 for gpu in of["gpu"]], np.int64)
     given = {key: run.args.texts_of(arg, layer.args[rows]) for key, arg in _ARGS.items()}
     operations = _operations(given["operation"], of["name"])
     groups = _groups(given["group"], given["members"])
@@ -95,27 +97,21 @@ def collectives_of(run: Run, compute: dict[int, Stretches], steps: dict[str, Any
         operation in TOGETHER and group != UNKNOWN
         for operation, group in zip(operations, groups, strict=True)
     ]
-    counts: Counter[tuple[int, str, str]] = Counter()
-    nth, work_ns, last_ns = [], [], dict[int, int]()
-    for at, key in enumerate(zip(gpus, operations, groups, strict=True)):
-        nth.append(counts[key])
-        counts[key] += 1
-        gpu, before_ns = key[0], last_ns.get(key[0])
-        work_ns.append(None if before_ns is None else max(int(start_ns[at]) - before_ns, 0))
-        if together[at]:
-            ended_ns = int(end_ns[at])
-            last_ns[gpu] = ended_ns if before_ns is None else max(before_ns, ended_ns)
     exposed_ns = end_ns - start_ns
-    for number, busy in compute.items():
-        own = np.flatnonzero(np.array(gpus) == number)
-        exposed_ns[own] -= busy.covered_ns(start_ns[own], end_ns[own])
-    columns = {
+    for time in times:
+        own = np.flatnonzero(gpus == time.gpu)
+        exposed_ns[own] = time.compute.uncovered_ns(start_ns[own], end_ns[own])
+    at = np.searchsorted(steps.start_ns, start_ns, "right") - 1
+    is_inside = (at >= 0) & (start_ns <= steps.end_ns[at])
+    columns: dict[str, Any] = {
         "row": rows, "start_ns": start_ns, "end_ns": end_ns, "gpu": gpus, "stream": of["stream"],
         "name": of["name"], "operation": operations, "process_group": groups, "group_size": sizes, "seq": seq,
-        "nth": nth, "elements": elements, "exposed_ns": exposed_ns, "leaves_together": together,
-        "step": _steps(start_ns, steps), "work_ns": work_ns,
+        "elements": elements, "exposed_ns": exposed_ns, "leaves_together": np.array(together, np.bool_),
+        "step": np.where(is_inside, steps.number[at], NONE),
     }  # fmt: skip
-    return Collectives(columns, remarks)
+    run.connection.register("given", {name: object_column(column) for name, column in columns.items()})
+    run.connection.execute(f"insert into dataset.collectives by name {_NUMBERED}")
+    return remarks
 
 
 def _add_communicators(
@@ -144,20 +140,6 @@ def _add_communicators(
         sizes[at] = asked.size if sizes[at] is None else sizes[at]
         elements[at] = asked.elements if elements[at] is None else elements[at]
     return remarks
-
-
-def _steps(start_ns: Int64s, steps: dict[str, Any]) -> list[int | None]:
-    """The number of the step at each time, None between steps."""
-    starts_ns, first = np.unique(steps["start_ns"], return_index=True)
-    if not len(starts_ns):
-        return [None] * len(start_ns)
-    at = np.searchsorted(starts_ns, start_ns, "right") - 1
-    of = first[at.clip(0)]
-    is_inside = (at >= 0) & (start_ns <= steps["end_ns"][of])
-    return [
-        step if inside else None
-        for step, inside in zip(steps["step"][of].tolist(), is_inside.tolist(), strict=True)
-    ]
 
 
 def _operations(given: list[str | None], names: list[str | None]) -> list[str]:

@@ -23,7 +23,7 @@ from tracepipe.store.tables import connect
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-FORMAT: Final = "tracepipe-dataset/3"
+FORMAT: Final = "tracepipe-dataset/4"
 """What `dataset.json` says the folder is; it changes when a column changes its meaning."""
 RANKS: Final = "ranks"
 """The layer with a row for each rank: a rank without it is not there."""
@@ -41,14 +41,30 @@ def rank_folder(host: str, rank: int) -> str:
     return f"host={quote(host, safe=' ')}/rank={rank}"
 
 
+def files_of(layer: Path) -> str:
+    """The SQL of DuckDB for the rows of all ranks in the folder of a layer."""
+    # Letters of patterns stand for themselves, and names of hosts may look like numbers.
+    folder = re.sub(r"[*?[]", r"[\g<0>]", str(layer)).replace("'", "''")
+    types = "{'host': varchar, 'rank': bigint}"
+    return f"read_parquet('{folder}/host=*/rank=*/*.parquet', hive_partitioning = true, hive_types = {types})"
+
+
 @contextmanager
 def asking(path: Path) -> Iterator[DuckDBPyConnection]:
-    """A connection of DuckDB whose view `part` has the rows of one file. Raises OSError."""
+    """A connection of DuckDB whose view `part` has the rows of one file. Raises OSError, and InputError of a
+    file that is damaged.
+    """
+    import duckdb
+
     with path.open("rb") as file, _database().cursor() as connection:
         # A path may have any letters, also those of patterns; a descriptor has none.
         part = f"read_parquet('/dev/fd/{file.fileno()}', hive_partitioning = false)"
-        connection.execute(f"create temp view part as select * from {part}")
-        yield connection
+        try:
+            connection.execute(f"create temp view part as select * from {part}")
+            yield connection
+        except duckdb.Error as e:
+            reason = str(e).partition("\n")[0]
+            raise InputError(f"cannot be read: {reason}", "Build the dataset again.", path=str(path)) from e
 
 
 @cache

@@ -1,29 +1,51 @@
-"""Writes all tables of one rank: those that `export` has, its collectives and steps, and what it is."""
+"""Writes the tables of one rank from its store: those that `export` has, its steps, the work of its GPUs, its
+collectives, and what it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tracepipe.dataset import collectives, steps
+import numpy as np
+
+from tracepipe.analyses.gpu_shares import PURPOSES, GpuTime, gpu_times, kinds_of
+from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Work, gpu_work
+from tracepipe.analyses.steps import Steps, loading_of, steps_of
+from tracepipe.dataset import collectives
 from tracepipe.dataset.identity import Identity, identity_of
 from tracepipe.dataset.places import RANKS
-from tracepipe.present.writing.table_formats import write_columns, write_view
+from tracepipe.event.columns import NONE, Ints
+from tracepipe.present.writing.table_formats import write_question
 from tracepipe.recording import remote
 from tracepipe.recording.outputs import writing
 from tracepipe.store import views
-from tracepipe.store.run import load_run
+from tracepipe.store.run import Run, load_run
+from tracepipe.store.tables import object_column
 
-RANK: Final = {
-    "world_size": "Int64", "clock": "String", "source": "String", "source_format": "String",
-    "source_bytes": "Int64", "source_mtime_ns": "Int64", "source_version": "String",
-    "start_ns": "Int64", "end_ns": "Int64",
-    "realtime_offset_ns": "Int64", "last_at_ns": "Int64", "last_realtime_offset_ns": "Int64",
-    "gpus": "Int64", "kernels": "Int64", "collectives": "Int64",
-    "lost": "Int64", "skipped_lines": "Int64", "notes": "varchar[]",
+STEPS: Final = {
+    "step": "bigint", "name": "string", "start_ns": "bigint", "end_ns": "bigint", "gpu": "bigint",
+    "busy_ns": "bigint", "compute_ns": "bigint", "communication_ns": "bigint", "exposed_ns": "bigint",
+    "copies_ns": "bigint", "idle_ns": "bigint", "data_loading_ns": "bigint", "idle_loading_ns": "bigint",
 }  # fmt: skip
+RANK: Final = {
+    "world_size": "bigint", "clock": "string", "source": "string", "source_format": "string",
+    "source_bytes": "bigint", "source_mtime_ns": "bigint", "source_version": "string",
+    "start_ns": "bigint", "end_ns": "bigint",
+    "realtime_offset_ns": "bigint", "last_at_ns": "bigint", "last_realtime_offset_ns": "bigint",
+    "gpus": "bigint", "kernels": "bigint", "collectives": "bigint",
+    "lost": "bigint", "skipped_lines": "bigint", "notes": "string[]",
+}  # fmt: skip
+_OWN: Final = {"steps": STEPS, "collectives": collectives.SCHEMA, RANKS: RANK}
+_WORK: Final = f"""
+select w.start_ns, w.end_ns, w.gpu, {list(PURPOSES)}[w.purpose + 1] as purpose,
+    coalesce(s.name, k.name) as name
+from work w left join tracepipe.shape_values s using (shape)
+left join tracepipe.warp_kernel_values k on w.kernel = k.number
+order by w.gpu, w.start_ns, w.end_ns, purpose, name
+"""
 
 
 class Source(NamedTuple):
@@ -61,51 +83,82 @@ class Written:
     remarks: tuple[str, ...]
 
 
-def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | None = None) -> Written:
-    """Read a recording and write its tables into a folder.
+def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] | None = None) -> Written:
+    """Read a recording, or find its tables in the cache, and write those of the rank into a folder.
 
     `options` are those of `load_run`. Raises InputError, FormatError, ClockError, OutputError.
     """
     run = load_run(source.path, **(options or {}))
-    identity = identity_of(run.facts.header, run.facts.trace_clock, source.path, root)
+    facts, con = run.facts, run.connection
+    identity = identity_of(facts.header, facts.trace_clock, source.path, root)
     # As many processes as processors are at work.
-    run.store.connection.execute("set threads = 1")
-    times = steps.gpu_times(run)
-    of_steps = steps.steps_of(run, times)
-    found = collectives.collectives_of(run, {gpu: time.compute for gpu, time in times.items()}, of_steps)
-    for name in views.VIEWS:
-        if views.count(run, name):
-            path = made / f"{name}.parquet"
-            with writing(str(path)), path.open("wb") as out:
-                write_view(run, name, out, "parquet")
-    for name, columns, schema in (
-        ("collectives", found.columns, collectives.SCHEMA),
-        ("steps", of_steps, steps.SCHEMA),
-    ):
-        if len(columns["start_ns"]):
-            _write(made / f"{name}.parquet", columns, schema)
-    facts, lost = run.facts, sum(run.facts.losses.values())
-    count, kernels = len(found.columns["start_ns"]), len(run.layer("gpu_kernel"))
+    con.execute("set threads = 1; create schema dataset")
+    for layer, columns in _OWN.items():
+        typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        con.execute(f"create table dataset.{layer} ({typed})")
+    work = gpu_work(run)
+    kinds = kinds_of(run, work)
+    times, steps = list(gpu_times(work, kinds)), steps_of(run)
+    _put_steps(run, times, steps)
+    remarks = *facts.remarks({}), *collectives.put_collectives(run, times, steps)
+    if len(work):
+        con.register("work", _work_columns(run, work, kinds))
+        _write(run, _WORK, folder / "work.parquet")
+        con.unregister("work")
+    count, kernels = (
+        run.store.rows("select count(*) from dataset.collectives")[0][0],
+        len(run.layer("gpu_kernel")),
+    )
+    lost = sum(facts.losses.values())
     _, ahead_ns = _realtime(facts.header.start, facts.trace_clock)
     last_at_ns, last_ahead_ns = _realtime(facts.footer.end, facts.trace_clock)
-    row = {
-        "world_size": identity.world_size, "clock": identity.clock, "source": source.path,
-        "source_format": facts.source, "source_bytes": source.size_bytes,
-        "source_mtime_ns": source.mtime_ns, "source_version": source.version,
-        "start_ns": facts.start_ns, "end_ns": facts.end_ns,
-        "realtime_offset_ns": 0 if facts.trace_clock == "realtime" else ahead_ns,
-        "last_at_ns": last_at_ns, "last_realtime_offset_ns": last_ahead_ns,
-        "gpus": len(times), "kernels": kernels, "collectives": count,
-        "lost": lost, "skipped_lines": facts.skipped, "notes": list(facts.notes),
-    }  # fmt: skip
-    _write(made / f"{RANKS}.parquet", {name: [value] for name, value in row.items()}, RANK)
-    remarks = *facts.remarks({}), *found.remarks
+    row = (
+        identity.world_size, identity.clock, source.path, facts.source, source.size_bytes, source.mtime_ns,
+        source.version, facts.start_ns, facts.end_ns, 0 if facts.trace_clock == "realtime" else ahead_ns,
+        last_at_ns, last_ahead_ns, len(times), kernels, count, lost, facts.skipped, list(facts.notes),
+    )  # fmt: skip
+    con.execute(f"insert into dataset.{RANKS} values ({', '.join('?' * len(row))})", row)
+    del work, kinds, times
+    run.forget_columns()
+    for view in views.VIEWS:
+        if views.count(run, view):
+            _write(run, views.question(view), folder / f"{view}.parquet")
+    for layer in _OWN:
+        if run.store.rows(f"select count(*) from dataset.{layer}")[0][0]:
+            _write(run, f"select * from dataset.{layer}", folder / f"{layer}.parquet")
     return Written(identity, kernels, count, lost, remarks)
 
 
-def _write(path: Path, columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> None:
-    with writing(str(path)):
-        write_columns(columns, types, path)
+def _write(run: Run, question: str, path: Path) -> None:
+    with writing(str(path)), path.open("wb") as out:
+        write_question(run, question, out, "parquet")
+
+
+def _put_steps(run: Run, times: list[GpuTime], steps: Steps) -> None:
+    """A row for each step and GPU."""
+    spans, loading = (steps.start_ns, steps.end_ns), loading_of(run)
+    for time in times:
+        columns = (
+            steps.number, object_column(steps.names), *spans, np.full(len(steps.number), time.gpu),
+            *time.spent(*spans), loading.covered_ns(*spans), time.idle_inside_ns(loading, *spans),
+        )  # fmt: skip
+        run.connection.register("given", dict(zip(STEPS, columns, strict=True)))
+        run.connection.execute("insert into dataset.steps select * from given")
+
+
+def _work_columns(run: Run, work: Work, kinds: Ints) -> dict[str, Any]:
+    """The work of all GPUs. Its names are those of a shape or of a kernel of warps, NONE for the other."""
+    shape, kernel = (np.full(len(work), NONE, np.int32) for _ in range(2))
+    for what, layer in ((KERNEL, "gpu_kernel"), (COPY, "transfer")):
+        own = np.flatnonzero(work.what == what)
+        shape[own] = run.layer(layer).shape[work.row[own]]
+    own, table = np.flatnonzero(work.what == WARPS), run.warp_table
+    if len(own):
+        kernel[own] = table.launches.kernel_of[table.launch_of(work.row[own])]
+    return {
+        "start_ns": work.start_ns, "end_ns": work.end_ns,
+        "gpu": np.repeat(work.gpus, np.diff(work.bounds)), "purpose": kinds, "shape": shape, "kernel": kernel,
+    }  # fmt: skip
 
 
 def _realtime(instant: object, clock: str) -> tuple[int | None, int | None]:

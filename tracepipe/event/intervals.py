@@ -92,6 +92,10 @@ class Stretches:
         """How much of each span [start, end) is inside the union. Shapes `(n,)`."""
         return self._until(end_ns) - self._until(start_ns)
 
+    def uncovered_ns(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
+        """How much of each span [start, end) is outside the union. Shapes `(n,)`."""
+        return end_ns - start_ns - self.covered_ns(start_ns, end_ns)
+
     def _until(self, ts_ns: Int64s) -> Int64s:
         """The length of the union before each time. Shapes `(n,)`."""
         if not len(self.start_ns):

@@ -1,1 +1,1 @@
-"""Reports across the ranks of a dataset, written once as Ibis expressions: DuckDB or Spark evaluates them."""
+"""Reports across the ranks of a dataset, written once in SQL: DuckDB or Spark evaluates it."""

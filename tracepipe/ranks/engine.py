@@ -1,7 +1,6 @@
-"""What evaluates the expressions of reports across ranks: DuckDB in this process, or Spark, here or on a
-cluster.
+"""What evaluates the SQL of reports across ranks: DuckDB in this process, or Spark, here or on a cluster.
 
-Both give the same tables to the last digit, because expressions reckon with integers alone: sums of floats
+Both give the same tables to the last digit, because questions reckon with integers alone: sums of floats
 depend on their order, and quantiles differ between engines.
 """
 
@@ -9,93 +8,108 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 
-from tracepipe.dataset.places import Dataset
-from tracepipe.libraries import pl
-from tracepipe.ranks import spark
-from tracepipe.ranks.on_ibis import OnIbis, library
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from ibis.expr.types import Table
+from tracepipe.dataset.collectives import SCHEMA
+from tracepipe.dataset.places import RANKS, Dataset, files_of
+from tracepipe.errors import TracepipeError
+from tracepipe.ranks import queries, spark
+from tracepipe.store.tables import connect
 
-MEMORY: Final = "200MB"
+MEMORY_MB: Final = 200
 """What DuckDB keeps in memory; it writes the rest to disk."""
+Columns = dict[str, NDArray[Any]]
+"""An answer: columns of one length."""
+
+
+def rows(columns: Columns, *names: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of some columns."""
+    return zip(*(columns[name].tolist() for name in names), strict=True)
 
 
 class Engine(Protocol):
-    """Evaluates expressions on the layers of one dataset."""
+    """Evaluates SQL about the layers of one dataset. `failures` are the errors that it may raise."""
 
-    def layer(self, name: str, columns: Mapping[str, str] | None = None) -> Table:
-        """The rows of all ranks in a layer, with the columns `host` and `rank`, which is an integer.
+    name: str
+    failures: list[type[Exception]]
 
-        Of a layer that no rank has: no rows, with these columns and their types in Polars.
-        """
+    def read(self, layer: str, folder: Path) -> None:
+        """Have `layer` stand for the rows of all ranks, with the columns `host` and `rank`, an integer."""
         ...
 
-    def kept(self, table: Table) -> Table:
-        """The same rows, which are not made anew each time they are asked for."""
+    def define(self, name: str, sql: str, *, keep: bool = False) -> None:
+        """Have `name` stand for an answer, which is evaluated only once with `keep`."""
         ...
 
-    def rows(self, table: Table) -> pl.DataFrame:
-        """Evaluate an expression. Raises TracepipeError where the engine fails."""
+    def columns(self, sql: str) -> Columns:
+        """An answer, which has no nulls."""
         ...
-
-
-def opened(name: str, dataset: Dataset, master: str = "") -> AbstractContextManager[Engine]:
-    """An engine for a dataset, which is given back at the end. `master` is the address of a Spark cluster.
-
-    Raises LibraryMissing where the engine is not installed, TracepipeError where it cannot start.
-    """
-    if name == "duckdb":
-        return _duckdb(dataset)
-    return spark.started(dataset, master)
-
-
-class _DuckDB(OnIbis):
-    name = "DuckDB"
-
-    def __init__(self, dataset: Dataset, connection: Any) -> None:
-        super().__init__(dataset)
-        self._connection = connection
-        self.failures = (import_module("duckdb").Error,)
-
-    def _read(self, folder: str) -> Table:
-        # Hosts may be called 007: what looks like a number stays a text.
-        table: Table = self._connection.read_parquet(
-            f"{_no_pattern(folder)}/**/*.parquet", hive_partitioning=True, hive_types_autocast=False
-        )
-        return table.drop("layer")
-
-    def _keep(self, table: Table) -> Table:
-        self._kept += 1
-        return self._connection.create_table(f"kept_{self._kept}", table, temp=True)
-
-
-def _no_pattern(path: str) -> str:
-    """A path whose letters stand for themselves in a pattern of DuckDB."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path)
 
 
 @contextmanager
-def _duckdb(dataset: Dataset) -> Iterator[Engine]:
-    ibis = library("ibis")
-    library("duckdb")
-    with tempfile.TemporaryDirectory(prefix="tracepipe-ranks-") as spilled:
-        connection = ibis.duckdb.connect(
-            threads=len(os.sched_getaffinity(0)),
-            memory_limit=MEMORY,
-            temp_directory=spilled,
-            # Sorting rows that nothing asked to be sorted takes memory.
-            preserve_insertion_order=False,
-            autoinstall_known_extensions=False,
-        )
+def opened(name: str, dataset: Dataset, master: str = "") -> Iterator[Engine]:
+    """An engine that knows the layers `ranks`, `steps` and `collectives` of a dataset, and the views and
+    tables of `queries`. `master` is the address of a Spark cluster.
+
+    Raises LibraryMissing where the engine is not installed, TracepipeError where it cannot start or fails.
+    """
+    started: AbstractContextManager[Engine]
+    started = _duckdb() if name == "duckdb" else spark.started(master)
+    with started as engine:
         try:
-            # Ibis switches it on. It would be drawn on standard output, amid what is printed there.
-            connection.con.execute("SET enable_progress_bar = false")
-            yield _DuckDB(dataset, connection)
+            layers = dataset.layers()
+            for layer in (RANKS, "steps", "collectives"):
+                if layer in layers:
+                    engine.read(layer, dataset.layer(layer).absolute())
+            if "collectives" not in layers:
+                typed = {**SCHEMA, "host": "string", "rank": "bigint"}.items()
+                nulls = ", ".join(f"cast(null as {kind}) as {column}" for column, kind in typed)
+                engine.define("collectives", f"select {nulls} where false")
+            if {RANKS, "steps"} <= set(layers):
+                engine.define("step_times", queries.STEPS)
+                engine.define("members", queries.MEMBERS)
+                engine.define("meetings", queries.MEETINGS, keep=True)
+                engine.define("waits", queries.WAITS, keep=True)
+            yield engine
+        except tuple(engine.failures) as e:
+            raise TracepipeError(f"{engine.name} failed: {spark.reason_of(e)}") from e
+
+
+class _DuckDB:
+    name = "DuckDB"
+
+    def __init__(self, connection: Any, failure: type[Exception]) -> None:
+        self.connection = connection
+        self.failures: list[type[Exception]] = [failure]
+
+    def read(self, layer: str, folder: Path) -> None:
+        self.define(layer, f"select * from {files_of(folder)}")
+
+    def define(self, name: str, sql: str, *, keep: bool = False) -> None:
+        self.connection.execute(f"create temp {'table' if keep else 'view'} {name} as {sql}")
+
+    def columns(self, sql: str) -> Columns:
+        found: Columns = self.connection.execute(sql).fetchnumpy()
+        return found
+
+
+@contextmanager
+def _duckdb() -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory(prefix="tracepipe-ranks-") as spilled:
+        threads = len(os.sched_getaffinity(0))
+        connection = connect(":memory:", Path(spilled), memory_mb=MEMORY_MB, threads=threads)
+        import duckdb
+
+        try:
+            # Sorting rows that nothing asked to be sorted takes memory.
+            connection.execute("set preserve_insertion_order = false")
+            # It would be drawn on standard output, amid what is printed there.
+            connection.execute("set enable_progress_bar = false")
+            yield _DuckDB(connection, duckdb.Error)
         finally:
-            connection.disconnect()
+            connection.close()

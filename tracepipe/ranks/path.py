@@ -10,21 +10,38 @@ Each section lies on one rank, so its times are those of that rank's clock. Only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from numpy.typing import NDArray
-
-from tracepipe.libraries import np, pl
+from tracepipe.analyses.gpu_shares import COPIES, PURPOSES
+from tracepipe.analyses.steps import is_loading, is_step
+from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.intervals import Stretches, nothing
+from tracepipe.libraries import np
+from tracepipe.ranks.engine import Columns, rows
 
 WORKS, TRANSFERS = "works", "transfers"
+LOADS, IDLES = "loads data", "GPU idle"
+# A kernel communicates that moves data, but is not one that all wait for: a send, or one of another stream.
+_DOES: Final = dict(zip(PURPOSES, ("computes", "communicates", "copies"), strict=True))
+
+
+class Bounds(NamedTuple):
+    """When a step begins and ends on one rank's clock, and when it ends on the common one, None if that is
+    not known.
+    """
+
+    start_ns: int
+    end_ns: int
+    aligned_end_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
     """A part of the path, on one rank and its clock. `collective` names what is transferred, else empty."""
 
-    host: str
     rank: int
     what: str
     start_ns: int
@@ -32,88 +49,109 @@ class Section:
     collective: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rank:
-    """The collectives of one rank, by their end: columns of shape `(n,)`, with the rows in those of all."""
+class Done(NamedTuple):
+    """What a rank did in a section, with the name of the kernel, copy, range or collective."""
 
-    row: NDArray[np.int64]
-    start_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    meeting: NDArray[np.int64]
-
-
-def critical_path(steps: pl.DataFrame, members: pl.DataFrame) -> list[Section]:
-    """The sections of one step, in the order of time.
-
-    `steps` has a row for each rank with `host`, `rank`, `start_ns`, `end_ns` and `aligned_end_ns` (null where
-    the clock is not placed); `members` the collectives of this step, with the columns of `members`.
-    """
-    if steps.is_empty():
-        return []
-    bounds = {row["rank"]: row for row in steps.sort("rank").iter_rows(named=True)}
-    placed = steps.filter(pl.col("aligned_end_ns").is_not_null())
-    last = (placed if len(placed) else steps).sort("aligned_end_ns", "rank", descending=[True, False])
-    members = _numbered(members.filter(pl.col("rank").is_in(list(bounds))))
-    return list(_back(bounds, _by_rank(members), _last_of(members), members, int(last["rank"][0])))[::-1]
+    rank: int
+    what: str
+    name: str
+    ns: int
 
 
-def _numbered(members: pl.DataFrame) -> pl.DataFrame:
-    """With `meeting`, a number for each collective. Where a rank has a key again, so have the others."""
-    key = ["operation", "process_group", "is_numbered", "number"]
-    by_end = members.sort("rank", "end_ns", "start_ns")
-    again = by_end.with_columns(again=pl.int_range(pl.len()).over("rank", *key))
-    return again.with_columns(meeting=pl.struct(*key, "again").rank("dense").cast(pl.Int64))
-
-
-def _by_rank(members: pl.DataFrame) -> dict[int, _Rank]:
-    names = ("row", "start_ns", "end_ns", "meeting")
-    return {
-        int(rank): _Rank(*(part[name].to_numpy() for name in names))
-        for (rank,), part in members.with_row_index("row")
-        .with_columns(pl.col("row").cast(pl.Int64))
-        .group_by("rank", maintain_order=True)
-    }
-
-
-def _last_of(members: pl.DataFrame) -> NDArray[np.int64]:
-    """For each meeting, by number, the row of the rank that came last: the one with the shortest kernel."""
-    order = np.lexsort(tuple(members[name].to_numpy() for name in ("rank", "dur_ns", "meeting")))
-    of, first = np.unique(members["meeting"].to_numpy()[order], return_index=True)
-    last = np.zeros(int(of.max(initial=0)) + 1, np.int64)
-    last[of] = order[first]
-    return last
-
-
-def _back(
-    bounds: dict[int, dict[str, int]],
-    ranks: dict[int, _Rank],
-    last_of: NDArray[np.int64],
-    members: pl.DataFrame,
-    rank: int,
-) -> Iterator[Section]:
-    """The sections of the path back from the end of the step, at which `rank` ended.
+def critical_path(bounds: Mapping[int, Bounds], members: Columns) -> list[Section]:
+    """The sections of one step, in the order of time. `bounds` has each rank of the step, and `members` the
+    columns of `queries.members_of`.
 
     No rank is followed to a collective twice, nor to a later one than before, whatever the times say.
     """
-    until_ns, seen = bounds[rank]["end_ns"], set[int]()
-    before = {number: len(own.row) for number, own in ranks.items()}
-    of_row, start_of, end_of = (members[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
+    if not bounds:
+        return []
+    placed = {number: one.aligned_end_ns for number, one in bounds.items() if one.aligned_end_ns is not None}
+    rank = min(placed or bounds, key=lambda number: (-placed.get(number, 0), number))
+    start_ns, end_ns, meeting, last = (members[name] for name in ("start_ns", "end_ns", "meeting", "last"))
+    ranks, firsts = np.unique(members["rank"], return_index=True)
+    first = dict(zip(ranks.tolist(), firsts.tolist(), strict=True))
+    # The rows of each rank that may still be followed end here.
+    ends = np.searchsorted(members["rank"], ranks, "right")
+    before = dict(zip(ranks.tolist(), ends.tolist(), strict=True))
+    until_ns, met, path = bounds[rank].end_ns, set[int](), list[Section]()
     while True:
-        host, start_ns = str(bounds[rank]["host"]), bounds[rank]["start_ns"]
-        own = ranks.get(rank)
-        at = min(int(np.searchsorted(own.end_ns, until_ns, "right")), before[rank]) - 1 if own else -1
-        while own and at >= 0 and int(own.meeting[at]) in seen:
+        low, begin_ns = first.get(rank, 0), bounds[rank].start_ns
+        rows = slice(low, before.get(rank, 0))
+        at = low + int(np.searchsorted(end_ns[rows], until_ns, "right")) - 1
+        while at >= low and int(meeting[at]) in met:
             at -= 1
-        if own is None or at < 0 or own.end_ns[at] <= start_ns:
-            if until_ns > start_ns:
-                yield Section(host, rank, WORKS, start_ns, until_ns)
-            return
-        if until_ns > own.end_ns[at]:
-            yield Section(host, rank, WORKS, int(own.end_ns[at]), until_ns)
+        worked_ns = int(end_ns[at]) if at >= low and end_ns[at] > begin_ns else begin_ns
+        if until_ns > worked_ns:
+            path.append(Section(rank, WORKS, worked_ns, until_ns))
+        if worked_ns == begin_ns:
+            return path[::-1]
         before[rank] = at
-        seen.add(int(own.meeting[at]))
-        row = int(last_of[own.meeting[at]])
-        rank, until_ns = int(of_row[row]), int(start_of[row])
-        before[rank] = min(before[rank], row - int(ranks[rank].row[0]))
-        end_ns = max(int(end_of[row]), until_ns)
-        yield Section(str(bounds[rank]["host"]), rank, TRANSFERS, until_ns, end_ns, members["operation"][row])
+        met.add(int(meeting[at]))
+        row = int(last[at])
+        rank, until_ns = int(members["rank"][row]), int(start_ns[row])
+        before[rank] = min(before[rank], row)
+        left_ns = max(int(end_ns[row]), until_ns)
+        path.append(Section(rank, TRANSFERS, until_ns, left_ns, str(members["operation"][row])))
+
+
+def done_in(sections: Iterable[Section], work: Columns, ranges: Columns) -> Iterator[Done]:
+    """What one rank did in the sections of a path.
+
+    `work` and `ranges` have `name`, `start_ns` and `end_ns` of the GPU's work, with its `purpose`, and of
+    what the program marked on its threads, by start and with the longer first. A copy counts while no kernel
+    runs. The GPU is idle while neither runs, as in the layer `steps`.
+    """
+    loads, marks = _by_name(is_loading, ranges), _by_name(lambda name: not is_step(name), ranges)
+    ranges = ranges | {"loads": loads, "marks": marks & ~loads}
+    until_ns = [np.maximum.accumulate(columns["end_ns"]) for columns in (work, ranges)]
+    for section in sections:
+        rank = section.rank
+        if section.what == TRANSFERS:
+            yield Done(rank, TRANSFERS, section.collective, section.end_ns - section.start_ns)
+            continue
+        inside, busy = _within(section, work, until_ns[0]), nothing()
+        copies = inside["purpose"] == PURPOSES[COPIES]
+        for some in (~copies, copies):
+            own = {name: column[some] for name, column in inside.items()}
+            start_ns, end_ns = own["start_ns"], own["end_ns"]
+            # Each ns counts for the work that began first.
+            begun_ns = np.maximum(
+                start_ns, np.concatenate((start_ns[:1], np.maximum.accumulate(end_ns)[:-1]))
+            )
+            spent_ns = busy.uncovered_ns(begun_ns, np.maximum(begun_ns, end_ns)).tolist()
+            sums = Counter[tuple[str, str]]()
+            for key, ns in zip(rows(own, "purpose", "name"), spent_ns, strict=True):
+                sums[key] += ns
+            yield from (Done(rank, _DOES[purpose], name, ns) for (purpose, name), ns in sums.items() if ns)
+            busy = busy.joined(Stretches(start_ns, end_ns))
+        own = _within(section, ranges, until_ns[1])
+        names, starts_ns, ends_ns = own["name"], own["start_ns"], own["end_ns"]
+        loading = Stretches(starts_ns[own["loads"]], ends_ns[own["loads"]])
+        loads_ns = busy.joined(loading).total_ns - busy.total_ns
+        if loads_ns:
+            often = Counter(names[own["loads"]].tolist())
+            yield Done(rank, LOADS, min(often, key=lambda name: (-often[name], name)), loads_ns)
+        idle_ns = section.end_ns - section.start_ns - busy.total_ns - loads_ns
+        if idle_ns:
+            # The range in which the GPU idled longest: of several the innermost, which began last.
+            inside_ns = np.where(own["marks"], busy.uncovered_ns(starts_ns, ends_ns), 0)[::-1]
+            at = int(inside_ns.argmax()) if inside_ns.any() else None
+            yield Done(rank, IDLES, "" if at is None else str(names[::-1][at]), idle_ns)
+
+
+def _by_name(matches: Callable[[str], bool], columns: Columns) -> Bools:
+    names = columns["name"].tolist()
+    answers = {name: matches(name) for name in set(names)}
+    return np.array([answers[name] for name in names], np.bool_)
+
+
+def _within(section: Section, columns: Columns, until_ns: Int64s) -> Columns:
+    """The rows that overlap a section, cut to it. `until_ns` are the latest ends so far."""
+    first = int(np.searchsorted(until_ns, section.start_ns, "right"))
+    before = slice(first, max(first, int(np.searchsorted(columns["start_ns"], section.end_ns))))
+    some = first + np.flatnonzero(columns["end_ns"][before] > section.start_ns)
+    inside = {name: column[some] for name, column in columns.items()}
+    inside["start_ns"] = inside["start_ns"].clip(section.start_ns)
+    inside["end_ns"] = inside["end_ns"].clip(None, section.end_ns)
+    return inside

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, Final
 
 from tracepipe.errors import InputError
-from tracepipe.libraries import pl
-from tracepipe.ranks import tables
+from tracepipe.libraries import np
+from tracepipe.ranks.engine import rows
 from tracepipe.ranks.job import Job
-from tracepipe.ranks.stragglers import longest_unjudged
-from tracepipe.reports.report import Result
+from tracepipe.ranks.stragglers import LINK, longest_unjudged
+from tracepipe.reports.report import Column, Result, Table
 from tracepipe.units import agree, counted, duration_text
 
 _NAMES_MAX: Final = 8
+_PERSISTS: Final = 0.5
+_RANK: Final = (Column("rank", "rank", "id"), Column("host", "host", spare=True))
+_NO_COLLECTIVES: Final = "No collective was recorded by two ranks."
 
 
 def report(job: Job, top: int, step: int | None = None) -> Result:
@@ -22,54 +28,243 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
     has such a step.
     """
     if step is not None and step not in job.steps["step"]:
-        numbers = tables.rank_text(job.steps["step"])
+        numbers = _ranges(job.steps["step"].tolist())
         raise InputError(f"has no step {step}", f"Its steps: {numbers}.", path=str(job.dataset.folder))
     found = [
-        tables.slow(job),
-        tables.waited_for(job),
-        tables.ranks(job),
-        tables.collectives(job),
-        tables.behaviours(job),
-        tables.critical_path(job, job.usual_step() if step is None else step),
-        tables.steps(job),
+        _slow(job),
+        _waited_for(job),
+        _ranks(job),
+        _collectives(job),
+        _behaviours(job),
+        _critical_path(job, job.usual_step() if step is None else step),
+        _steps(job),
     ]
     notes = _notes(job)
     for table in found:
-        rows = list(table.rows)
-        if top and len(rows) > top:
-            table.rows = rows[:top]
-            notes.append(f"{table.name}: {counted(len(rows) - top, 'more row|rows')}; --top 0 lists all")
+        every = list(table.rows)
+        if top and len(every) > top:
+            table.rows = every[:top]
+            notes.append(f"{table.name}: {counted(len(every) - top, 'more row|rows')}; --top 0 lists all")
     return Result("RANKS", [*found], notes)
 
 
 def _notes(job: Job) -> list[str]:
     """Notes about what the dataset lacks, or has in a wrong form."""
-    ranks = job.ranks
-    hosts = counted(ranks["host"].n_unique(), "host|hosts")
+    ranks = job.ranks["rank"].tolist()
+    hosts = counted(len(set(job.hosts.values())), "host|hosts")
     notes = [f"{counted(len(ranks), 'rank|ranks')} of {hosts}"]
-    world = ranks["world_size"].max()
-    if isinstance(world, int) and world > len(ranks):
-        absent = sorted(set(range(world)) - set(ranks["rank"]))
-        names = tables.rank_text(absent[:_NAMES_MAX]) + " …" * (len(absent) > _NAMES_MAX)
+    world = max(job.ranks["world_size"].tolist(), default=0)
+    if world > len(ranks):
+        absent = sorted(set(range(world)) - set(ranks))
+        names = _ranges(absent[:_NAMES_MAX]) + " …" * (len(absent) > _NAMES_MAX)
         notes.append(f"not in the dataset: {len(absent)} of {world} ranks: {names}")
-    lost = int(ranks["lost"].sum())
+    lost = sum(job.ranks["lost"].tolist())
     if lost:
         notes.append(f"lost: {lost:,} {agree(lost, 'event|events happened and was|were not recorded')}")
     clocks = job.alignment
-    unplaced = len(clocks.filter(pl.col("bound_ns").is_null()))
+    unplaced = sum(one["bound_ns"] is None for one in clocks)
     if unplaced and len(clocks) > 1:
         notes.append(
             f"{unplaced} of {len(clocks)} clocks {agree(unplaced, 'is|are')} not placed on the common one"
         )
-    return [*notes, *_unjudged(job)]
+    if (longest := longest_unjudged(job.ranks)) is not None:
+        notes.append(
+            "with one step of few ranks it is not known how much steps differ, so no rank is called slow; "
+            f"longest: rank {longest.ranks[0]}, {longest.slow}, {duration_text(longest.own_ns)}, usual "
+            f"{duration_text(longest.usual_ns)}. Record more steps, each in a range that is called step"
+        )
+    return notes
 
 
-def _unjudged(job: Job) -> list[str]:
-    """The note about ranks with one step each, which do not show who is slow."""
-    if (longest := longest_unjudged(job.ranks)) is None:
-        return []
-    return [
-        "with one step of few ranks it is not known how much steps differ, so no rank is called slow; "
-        f"longest: rank {longest.ranks[0]}, {longest.slow}, {duration_text(longest.own_ns)}, usual "
-        f"{duration_text(longest.usual_ns)}. Record more steps, each in a range that is called step"
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers as a text: 0-7, 12."""
+    parts = []
+    for _, pairs in groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(parts)
+
+
+def _slow(job: Job) -> Table:
+    columns = (
+        Column("ranks", "rank"), Column("host", "host"), Column("slow", "slow"),
+        Column("own_ns", "own", "ns"), Column("usual_ns", "usual", "ns"), Column("excess_ns", "more", "ns"),
+        Column("peers", "peers", "count", True), Column("costs_ns", "costs", "ns"),
+    )  # fmt: skip
+    found = [
+        (
+            _ranges(one.ranks), ", ".join(sorted({job.hosts[rank] for rank in one.ranks})), one.slow,
+            one.own_ns, one.usual_ns, one.excess_ns, one.peers, one.costs_ns,
+        )
+        for one in job.stragglers
+    ]  # fmt: skip
+    note = (
+        "Mean times of one step. usual: the median of the ranks that do the same work. GPU: its kernels take "
+        "longer. data loading: the GPU idles while data is loaded. host: the GPU idles for another reason. "
+        f"{LINK}: the time is the length of a transfer, and usual is the length in similar process groups. "
+        "costs: how long others wait for this rank because of its own work; for a link, how much longer the "
+        "transfers take."
+    )
+    empty = "No rank is slower than the ranks that do the same work."
+    return Table("slow", "Slow ranks", columns, found, note, empty=empty)
+
+
+def _waited_for(job: Job) -> Table:
+    """The ranks that made others wait longest: in how many steps, and whether in early and late ones."""
+    waited = list(rows(job.waited_for, "rank", "waited_ns"))
+    found = []
+    for rank, steps in Counter(rank for rank, _ in waited).items():
+        own_ns = [ns if one == rank else None for one, ns in waited]
+        early = sum(ns is not None for ns in own_ns[: len(waited) // 2])
+        persists = steps / len(waited) >= _PERSISTS and 0 < early < steps
+        kind = "not known" if len(waited) == 1 else "persists" if persists else "moves"
+        mean_ns = sum(ns or 0 for ns in own_ns) // steps
+        found.append((rank, job.hosts.get(rank), steps, 100 * (steps / len(waited)), mean_ns, kind))
+    found.sort(key=lambda row: (-row[2], row[0]))
+    columns = (
+        *_RANK, Column("steps", "steps", "count"), Column("share", "of all", "percent"),
+        Column("waited_ns", "others wait", "ns"), Column("kind", "straggler"),
+    )  # fmt: skip
+    note = (
+        "steps: the number of steps in which the others waited longest because of this rank. persists: these "
+        "are half of the steps or more, early and late ones; not known: there is one step only."
+    )
+    title = "Ranks that others waited for longest"
+    return Table("waited_for", title, columns, found, note, empty=_NO_COLLECTIVES)
+
+
+def _ranks(job: Job) -> Table:
+    """The time of each rank by what it did."""
+    columns = (
+        *_RANK, Column("behaviour", "group", "id"), Column("step_ns", "step", "ns"),
+        Column("busy", "GPU busy", "percent"), Column("compute_ns", "compute", "ns"),
+        Column("communication_ns", "communication", "ns"), Column("exposed_ns", "exposed", "ns"),
+        Column("idle_ns", "idle", "ns"), Column("loading_ns", "loading", "ns"),
+        Column("copies_ns", "copies", "ns", True), Column("waited_ns", "waits", "ns"),
+        Column("came_last", "came last", "count", True), Column("made_wait_ns", "others wait", "ns"),
+    )  # fmt: skip
+    means = ("step_ns", *(column.key for column in columns[5:12]), "made_wait_ns")
+    found: list[tuple[Any, ...]] = []
+    about = rows(job.ranks, "rank", "host", "behaviour", "steps", "busy_ns", "came_last")
+    for (*rank, steps, busy_ns, came_last), sums in zip(about, rows(job.ranks, *means), strict=True):
+        step_ns, *parts_ns, made_wait_ns = (ns // steps for ns in sums)
+        busy = 100 * busy_ns / max(sums[0], 1)
+        found.append((*rank, step_ns, busy, *parts_ns, came_last, made_wait_ns))
+    found.sort(key=lambda row: (-row[-1], row[0]))
+    note = (
+        "Mean times of one step. exposed: communication without compute at the same time. loading: the GPU "
+        "idles while data is loaded. waits: in collectives, for the rank that came last. came last: how "
+        "often. others wait: the time that others wait because this rank worked longer than they did, not "
+        "because it was delayed itself."
+    )
+    return Table("ranks", "Ranks", columns, found, note)
+
+
+def _collectives(job: Job) -> Table:
+    """The collectives of each process group: transfers, waiting, and who came last."""
+    columns = (
+        Column("operation", "operation"), Column("process_group", "process group"),
+        Column("ranks", "ranks", "count"), Column("which", "which", spare=True),
+        Column("collectives", "collectives", "count"), Column("transfer_ns", "transfer", "ns"),
+        Column("waited_ns", "waits", "ns"), Column("longest_wait_ns", "longest wait", "ns"),
+        Column("last", "last", "id"), Column("last_share", "of all", "percent"),
+    )  # fmt: skip
+    which: dict[tuple[str, str], list[int]] = {}
+    for operation, group, rank in rows(job.members, "operation", "process_group", "rank"):
+        which.setdefault((operation, group), []).append(rank)
+    names = ("ranks", "collectives", "transfer_ns", "waited_ns", "longest_wait_ns", "last", "last_times")
+    found = [
+        (
+            *key, ranks, _ranges(which[key]), count, transfer_ns // count, waited_ns // count, longest_ns,
+            last, 100 * times / count,
+        )
+        for key, (ranks, count, transfer_ns, waited_ns, longest_ns, last, times) in zip(
+            rows(job.groups, "operation", "process_group"), rows(job.groups, *names), strict=True
+        )
+    ]  # fmt: skip
+    found.sort(key=lambda row: (-row[6] * row[4], row[0], row[1]))
+    note = (
+        "transfer: the time of the rank that came last. waits: how much longer the others took, in the mean. "
+        "last: the rank that came last most often. which: the ranks that recorded the collective."
+    )
+    if found and not any(group for _, group, *_ in found):
+        note += (
+            " No recording names process groups, so all ranks are treated as one group. capture --hook nccl "
+            "and PyTorch's profiler record the names."
+        )
+    return Table("collectives", "Collectives", columns, found, note, empty=_NO_COLLECTIVES)
+
+
+def _behaviours(job: Job) -> Table:
+    """Groups of ranks that do the same work."""
+    columns = (
+        Column("behaviour", "group", "id"), Column("count", "ranks", "count"), Column("ranks", "which"),
+        Column("step_ns", "step", "ns"), Column("kernels", "kernels", "number"),
+        Column("collectives", "collectives", "number"), Column("compute_ns", "compute", "ns"),
+    )  # fmt: skip
+    ranks, found = job.ranks, []
+    for number in np.unique(ranks["behaviour"]).tolist():
+        own = np.flatnonzero(ranks["behaviour"] == number)
+        names = ("steps", "step_ns", "kernels", "collectives", "compute_ns")
+        steps, step_ns, kernels, met, compute_ns = (int(ranks[name][own].sum()) for name in names)
+        which = _ranges(ranks["rank"][own].tolist())
+        found.append(
+            (number, len(own), which, step_ns // steps, kernels / steps, met / steps, compute_ns // steps)
+        )
+    note = (
+        "Only ranks of one group are compared: they run the same operations in process groups of the same "
+        "sizes, and about as many kernels. Numbers and times are those of one step."
+    )
+    return Table("behaviours", "Ranks that do the same work", columns, found, note)
+
+
+def _critical_path(job: Job, step: int) -> Table:
+    """The critical path of a step, by rank and by what the rank did."""
+    path = job.path(step)
+    total_ns = sum(one.end_ns - one.start_ns for one in path)
+    spent, times = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()
+    for rank, what, name, ns in job.done(path):
+        spent[rank, what, name] += ns
+        times[rank, what, name] += 1
+    found = [
+        (key[0], job.hosts.get(key[0]), key[1], key[2] or None, ns, 100 * ns / max(total_ns, 1), times[key])
+        for key, ns in sorted(spent.items(), key=lambda item: (-item[1], item[0]))
     ]
+    columns = (
+        *_RANK, Column("what", "what"), Column("name", "kernel, copy, range or collective"),
+        Column("ns", "time", "ns"), Column("share", "of the path", "percent"),
+        Column("times", "times", "count", True),
+    )  # fmt: skip
+    note = (
+        "The step takes as long as these take together. If one becomes shorter, so does the step, until "
+        "another path is the longest. copies: while no kernel runs. GPU idle: while neither a kernel nor a "
+        "copy runs, with the range of the program that was open."
+    )
+    empty = f"The path of step {step} is not known: it has too many collectives. Mark the steps as ranges."
+    title = f"Critical path of step {step}"
+    return Table("critical_path", title, columns, found, note, empty=empty)
+
+
+def _steps(job: Job) -> Table:
+    """The steps, the longest first."""
+    columns = (
+        Column("step", "step", "id"), Column("ranks", "ranks", "count", True),
+        Column("mean_ns", "mean", "ns"), Column("longest_ns", "longest", "ns"),
+        Column("rank", "of rank", "id"), Column("compute_ns", "compute", "ns"),
+        Column("exposed_ns", "exposed", "ns"), Column("idle_ns", "idle", "ns"),
+        Column("last", "waited for", "id"),
+        Column("waited_ns", "others wait", "ns"),
+    )  # fmt: skip
+    waited = {step: (rank, ns) for step, rank, ns in rows(job.waited_for, "step", "rank", "waited_ns")}
+    names = ("step", "ranks", "step_ns", "longest_ns", "rank", "compute_ns", "exposed_ns", "idle_ns")
+    found = [
+        (step, count, step_ns // count, *longest, *(ns // count for ns in parts_ns),
+         *waited.get(step, (None, None)))
+        for step, count, step_ns, *longest, compute_ns, exposed_ns, idle_ns in rows(job.steps, *names)
+        for parts_ns in [(compute_ns, exposed_ns, idle_ns)]
+    ]  # fmt: skip
+    found.sort(key=lambda row: (-row[2], row[0]))
+    note = (
+        "The longest first. Times are means of all ranks. waited for: the rank that made others wait longest."
+    )
+    return Table("steps", "Steps", columns, found, note)

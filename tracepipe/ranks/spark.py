@@ -8,28 +8,24 @@ import shutil
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from tracepipe.dataset.places import Dataset
+from numpy.typing import NDArray
+
 from tracepipe.errors import LibraryMissing, TracepipeError
-from tracepipe.ranks.on_ibis import OnIbis, library, reason_of
-
-if TYPE_CHECKING:
-    from ibis.expr.types import Table
+from tracepipe.libraries import np
 
 _HERE: Final = "local[*]"
 _STANDALONE: Final = "spark://"
 _ANSWERS_S: Final = 5.0
-_TYPES: Final = {"Int64": "bigint", "String": "string", "Boolean": "boolean"}
 _SETTINGS: Final = {
     "spark.app.name": "tracepipe ranks",
     # Hosts may be called 007: what looks like a number stays a text.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -52,57 +48,54 @@ logger.scheduler.level = warn
 """
 
 
-class _Spark(OnIbis):
+class _Spark:
     name = "Spark"
 
-    def __init__(self, dataset: Dataset, session: Any) -> None:
-        super().__init__(dataset)
-        self._session, self._connection = session, library("ibis").pyspark.connect(session)
-        self.failures = (
-            import_module("pyspark.errors").PySparkException,
-            import_module("py4j.protocol").Py4JError,
-        )
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        errors, java = import_module("pyspark.errors"), import_module("py4j.protocol")
+        self.failures: list[type[Exception]] = [errors.PySparkException, java.Py4JError]
 
-    def _read(self, folder: str) -> Table:
-        return self._connection.read_parquet(re.sub(r"[][{}*?,\\]", r"\\\g<0>", folder), basePath=folder)
+    def read(self, layer: str, folder: Path) -> None:
+        files = re.sub(r"[][{}*?,\\]", r"\\\g<0>", str(folder))
+        frame = self._session.read.option("basePath", str(folder)).parquet(files)
+        frame.withColumn("rank", frame["rank"].cast("bigint")).createOrReplaceTempView(layer)
 
-    def _nothing(self, columns: Mapping[str, str]) -> Table:
-        values = ", ".join(f"cast(null as {_TYPES[kind]}) as {name}" for name, kind in columns.items())
-        return self._viewed(self._session.sql(f"select {values} where false"))
+    def define(self, name: str, sql: str, *, keep: bool = False) -> None:
+        frame = self._answer(sql)
+        (frame.cache() if keep else frame).createOrReplaceTempView(name)
 
-    def _keep(self, table: Table) -> Table:
-        return self._viewed(self._session.sql(self._connection.compile(table)).cache())
+    def columns(self, sql: str) -> dict[str, NDArray[Any]]:
+        frame = self._answer(sql)
+        columns = zip(*frame.collect(), strict=True)
+        found = {name: np.array(values) for name, values in zip(frame.columns, columns, strict=False)}
+        return found or {name: np.zeros(0, np.int64) for name in frame.columns}
 
-    def _viewed(self, frame: Any) -> Table:
-        self._kept += 1
-        name = f"kept_{self._kept}"
-        frame.createOrReplaceTempView(name)
-        return self._connection.table(name)
-
-    def _arrow(self, table: Table) -> Any:
-        frame = self._session.sql(self._connection.compile(table))
-        # Spark 3 has pandas between.
-        return frame.toArrow() if hasattr(frame, "toArrow") else table.to_pyarrow()
+    def _answer(self, sql: str) -> Any:
+        return self._session.sql(sql.replace("//", "div"))
 
 
 @contextmanager
-def started(dataset: Dataset, master: str = "") -> Iterator[_Spark]:
-    """Spark for a dataset, on the cluster with the address `master`, else here.
+def started(master: str = "") -> Iterator[_Spark]:
+    """Spark, on the cluster with the address `master`, else here.
 
     Raises LibraryMissing without PySpark or Java, TracepipeError where Spark cannot start.
     """
-    library("ibis")
-    # pandas is newer than PySpark asks for, and evaluates nothing here.
+    # PySpark warns of a newer pandas, which evaluates nothing here.
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="tracepipe-ranks-") as folder:
         warnings.simplefilter("ignore", FutureWarning)
-        sql = library("pyspark.sql")
+        try:
+            sql = import_module("pyspark.sql")
+        except ImportError as e:
+            hint = "pip install 'pyspark==VERSION', with the version of your cluster."
+            raise LibraryMissing(f"ranks needs pyspark, which cannot be imported: {e}", hint) from e
         _check_java()
         check_answers(master)
         logged = Path(folder, "log4j2.properties")
         logged.write_text(_LOGGED, encoding="utf-8")
         session = _session(sql.SparkSession.builder, master or _HERE, logged)
         try:
-            yield _Spark(dataset, session)
+            yield _Spark(session)
         finally:
             session.stop()
 
@@ -150,3 +143,10 @@ def check_answers(master: str) -> None:
             return
     hint = "Check that it runs, and on which port."
     raise TracepipeError(f"No Spark master answers: {'; '.join(reasons)}", hint)
+
+
+def reason_of(error: Exception) -> str:
+    """The message of an engine's exception in one line."""
+    first, _, rest = str(error).strip().partition("\n")
+    # For an exception of Java, the text of py4j begins with the call.
+    return rest.partition("\n")[0][2:] if rest.startswith(": ") else first

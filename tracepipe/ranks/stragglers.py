@@ -1,5 +1,8 @@
-"""Ranks that are slower than their peers, and at what: computing, loading data, the host, copies, the
-network.
+"""Ranks that do the same work, and those that are slower than these peers, and at what: computing, loading
+data, the host, copies, the network.
+
+Only ranks that do the same work can be compared. Stages of a pipeline run other kernels than each other, and
+ranks that only receive run other collectives.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from typing import Final
 
 from numpy.typing import NDArray
 
-from tracepipe.libraries import np, pl
+from tracepipe.libraries import np
+from tracepipe.ranks.engine import Columns, rows
 from tracepipe.ranks.queries import COMPARED
 
 SLOWER: Final = {
@@ -22,6 +26,8 @@ SLOWER: Final = {
 }
 """A time of COMPARED → what is slow where it is longer than on peers."""
 LINK: Final = "link"
+# Ranks that do the same work differ by less in how much of it they recorded.
+_ALIKE: Final = 1.1
 _IDLE: Final = ("loading_ns", "host_ns")
 _WORK: Final = ("compute_ns", "copies_ns")
 # A rank is slower where the difference is more than a share of the step, more than a share of what is usual,
@@ -59,31 +65,56 @@ class Straggler:
         return self.own_ns - self.usual_ns
 
 
-def stragglers(ranks: pl.DataFrame) -> Iterator[Straggler]:
-    """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` are rows of `by_rank`
-    with `behaviour` and `made_wait_ns`.
+def behaviours(ranks: Columns, members: Columns) -> NDArray[np.int64]:
+    """For each rank the number of its group, from 0, the largest group first. `ranks` and `members` have the
+    columns of `queries.RANKS` and `queries.MEMBERS_OF_GROUPS`.
+
+    Ranks of one group run the same operations in process groups of the same sizes, about as often in a step,
+    and about as many kernels.
+    """
+    kinds: dict[int, set[tuple[str, int]]] = {}
+    for rank, *kind in rows(members, "rank", "operation", "group_size"):
+        kinds.setdefault(rank, set()).add(tuple(kind))
+    texts = [str(sorted(kinds.get(rank, ()))) for rank in ranks["rank"].tolist()]
+    _, number = np.unique(np.array(texts), return_inverse=True)
+    for column in ("kernels", "collectives"):
+        # Groups in parts between which no value is nearly the next one.
+        value = ranks[column] / ranks["steps"].clip(1)
+        order = np.lexsort((value, number))
+        apart = (np.diff(number[order]) > 0) | (value[order][1:] > value[order][:-1] * _ALIKE)
+        number = np.empty_like(number)
+        number[order] = np.concatenate(([0], np.cumsum(apart)))[: len(order)]
+    _, first, sizes = np.unique(number, return_index=True, return_counts=True)
+    # Of groups of one size, the one with the lowest rank first.
+    place = np.argsort(np.lexsort((ranks["rank"][first], -sizes)))
+    return place[number]
+
+
+def stragglers(ranks: Columns) -> Iterator[Straggler]:
+    """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` has the columns of
+    `queries.RANKS`, and `behaviour`.
     """
     for peers in _peers(ranks):
         if not is_judged(peers):
             continue
         steps, step_ns = _steps(peers)
         for name in COMPARED:
-            own_ns = peers[name].to_numpy() / steps
-            us, us2 = (peers[name.replace("_ns", unit)].to_numpy() for unit in ("_us", "_us2"))
+            own_ns = peers[name] / steps
+            us, us2 = (peers[name.replace("_ns", unit)] for unit in ("_us", "_us2"))
             error_ns = _errors_ns(np.maximum(us2 - us / steps * us, 0) * 1e6, steps, own_ns, step_ns)
-            hidden_ns = _hidden_ns(peers) if name in _IDLE else np.zeros(len(peers))
+            hidden_ns = _hidden_ns(peers) if name in _IDLE else np.zeros(len(steps))
             for at in np.flatnonzero(_is_slower(own_ns, error_ns, hidden_ns, step_ns)).tolist():
                 yield _straggler(peers, at, name)
 
 
-def is_judged(peers: pl.DataFrame) -> bool:
+def is_judged(peers: Columns) -> bool:
     """Whether the steps of ranks that do the same work, or their number, tell how much times differ without a
     reason.
     """
-    return len(peers) >= _FEW_RANKS or peers["steps"].max() != 1
+    return len(peers["rank"]) >= _FEW_RANKS or bool(peers["steps"].max() != 1)
 
 
-def longest_unjudged(ranks: pl.DataFrame) -> Straggler | None:
+def longest_unjudged(ranks: Columns) -> Straggler | None:
     """The rank that is longest beyond its peers, among ranks that are not judged; it may be chance. None if
     no rank exceeds its peers by enough to mention it.
     """
@@ -93,33 +124,34 @@ def longest_unjudged(ranks: pl.DataFrame) -> Straggler | None:
             continue
         steps, step_ns = _steps(peers)
         for name in COMPARED:
-            own_ns = peers[name].to_numpy() / steps
+            own_ns = peers[name] / steps
             at = int(own_ns.argmax())
             if own_ns[at] - _median(own_ns) > max(_OF_STEP * step_ns, _OF_USUAL * _median(own_ns)):
                 found.append(_straggler(peers, at, name))
     return max(found, key=lambda one: one.excess_ns, default=None)
 
 
-def _peers(ranks: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def _peers(ranks: Columns) -> Iterator[Columns]:
     """Ranks that do the same work, where there are several."""
-    for _, peers in sorted(ranks.group_by("behaviour"), key=lambda group: group[0]):
-        if len(peers) > 1:
-            yield peers
+    for number in np.unique(ranks["behaviour"]):
+        own = np.flatnonzero(ranks["behaviour"] == number)
+        if len(own) > 1:
+            yield {name: column[own] for name, column in ranks.items()}
 
 
-def _steps(peers: pl.DataFrame) -> tuple[NDArray[np.int64], float]:
+def _steps(peers: Columns) -> tuple[NDArray[np.int64], float]:
     """How many steps each of some ranks has, and how long one usually is."""
-    steps = peers["steps"].to_numpy().clip(1)
-    return steps, _median(peers["step_ns"].to_numpy() / steps)
+    steps = peers["steps"].clip(1)
+    return steps, _median(peers["step_ns"] / steps)
 
 
-def _straggler(peers: pl.DataFrame, at: int, name: str) -> Straggler:
+def _straggler(peers: Columns, at: int, name: str) -> Straggler:
     """One of some peers, by a time of COMPARED."""
     steps, _ = _steps(peers)
-    own_ns = peers[name].to_numpy() / steps
-    costs_ns = int(peers["made_wait_ns"].to_numpy()[at] // steps[at])
+    own_ns = peers[name] / steps
+    costs_ns = int(peers["made_wait_ns"][at] // steps[at])
     rank, times_ns = int(peers["rank"][at]), (round(own_ns[at]), round(_median(own_ns)))
-    return Straggler((rank,), SLOWER[name], *times_ns, len(peers), costs_ns)
+    return Straggler((rank,), SLOWER[name], *times_ns, len(steps), costs_ns)
 
 
 def _errors_ns(
@@ -148,14 +180,14 @@ def _errors_ns(
     return limit_ns
 
 
-def _hidden_ns(peers: pl.DataFrame) -> NDArray[np.float64]:
+def _hidden_ns(peers: Columns) -> NDArray[np.float64]:
     """How long other peers' GPUs work where those of each peer may idle. Shape `(peers,)`.
 
     While a GPU works, it hides what the host does. If one rank's GPU is slow, the GPUs of its peers idle
     longer than its own, and no host is slow.
     """
     steps, _ = _steps(peers)
-    work_ns = np.sum([peers[name].to_numpy() / steps for name in _WORK], axis=0)
+    work_ns = np.sum([peers[name] / steps for name in _WORK], axis=0)
     hidden_ns: NDArray[np.float64] = np.maximum(-_median(-work_ns) - work_ns, 0)  # of two ranks, the slower
     return hidden_ns
 
@@ -175,9 +207,9 @@ def _is_slower(
     return is_slower
 
 
-def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Iterator[Straggler]:
-    """Ranks whose process groups all transfer slower than similar groups. `groups` are rows of `by_group`,
-    `members` those of `Job.members`; the run has `steps` steps.
+def slow_links(groups: Columns, members: Columns, steps: int) -> Iterator[Straggler]:
+    """Ranks whose process groups all transfer slower than similar groups. `groups` and `members` have the
+    columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`; the run has `steps` steps.
 
     Groups are similar if they run one operation on equally many ranks and elements. Their shortest transfers
     are compared: if the last rank of a collective is not recorded, the transfer is not known, and seems
@@ -185,37 +217,61 @@ def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Itera
     too, unless each is in one group alone, or there are several slow links: ranks that cannot be
     distinguished are named together.
     """
-    alike = ["operation", "group_size", "each"]
-    of = groups.with_columns(each=(pl.col("elements") / pl.col("collectives")).fill_null(0).round())
-    of = of.with_columns(
-        usual_ns=pl.col("shortest_ns").quantile(0.5, "lower").over(alike),
-        # No group is similar to the group of all ranks.
-        others=pl.len().over(alike),
-    )
-    ratio = pl.col("shortest_ns") / pl.col("usual_ns")
-    of = of.filter(pl.col("others") >= _LEAST_GROUPS).with_columns(ratio=ratio)
-    names = ["operation", "process_group"]
-    columns = [*names, "collectives", "shortest_ns", "usual_ns", "others", "ratio"]
-    joined = members.select("rank", *names).join(of.select(columns), names).sort("ratio", "process_group")
-    fastest = joined.group_by("rank", maintain_order=True).first().filter(pl.col("ratio") > _SLOW_TRANSFER)
-    slow = joined.filter(pl.col("ratio") > _SLOW_TRANSFER, pl.col("rank").is_in(fastest["rank"].implode()))
-    costs_ns = (pl.col("shortest_ns") - pl.col("usual_ns")) * pl.col("collectives") / max(steps, 1)
-    slow = slow.with_columns(costs_ns=costs_ns.sum().over("rank"))
-    for ranks in _together(slow):
-        own = slow.filter(pl.col("rank").is_in(ranks)).row(0, named=True)
-        times_ns = int(own["shortest_ns"]), int(own["usual_ns"])
-        yield Straggler(tuple(ranks), LINK, *times_ns, own["others"], round(own["costs_ns"]))
+    alike: dict[tuple[str, int, int], list[_Transfers]] = {}
+    names = ("operation", "process_group", "group_size", "elements", "collectives", "shortest_ns")
+    for operation, group, size, elements, count, shortest_ns in rows(groups, *names):
+        one = _Transfers((operation, group), shortest_ns, count)
+        alike.setdefault((operation, size, round(elements / count)), []).append(one)
+    for some in alike.values():
+        every_ns = sorted(one.shortest_ns for one in some)
+        for one in some:
+            one.usual_ns, one.peers = every_ns[(len(some) - 1) // 2], len(some)
+    # No group is similar to the group of all ranks.
+    compared = {one.group: one for some in alike.values() for one in some if one.peers >= _LEAST_GROUPS}
+    of_rank: dict[int, dict[_Group, _Transfers]] = {}
+    for rank, *key in rows(members, "rank", "operation", "process_group"):
+        if (own := compared.get((key[0], key[1]))) is not None:
+            of_rank.setdefault(rank, {})[own.group] = own
+    slow = {rank: own for rank, own in of_rank.items() if all(one.is_slow for one in own.values())}
+    for ranks in _together({rank: set(own) for rank, own in slow.items()}):
+        shown, rank = min(
+            ((one, rank) for rank in ranks for one in slow[rank].values()),
+            key=lambda pair: (pair[0].ratio, pair[0].group[1], pair[1]),
+        )
+        costs_ns = sum((one.shortest_ns - one.usual_ns) * one.count for one in slow[rank].values())
+        times_ns = shown.shortest_ns, shown.usual_ns
+        yield Straggler(tuple(ranks), LINK, *times_ns, shown.peers, round(costs_ns / max(steps, 1)))
 
 
-def _together(slow: pl.DataFrame) -> Iterator[list[int]]:
+_Group = tuple[str, str]
+"""An operation and a process group."""
+
+
+@dataclass(slots=True)
+class _Transfers:
+    """The shortest of `count` transfers of a group, and the usual one of so many similar groups."""
+
+    group: _Group
+    shortest_ns: int
+    count: int
+    usual_ns: int = 0
+    peers: int = 0
+
+    @property
+    def ratio(self) -> float:
+        return self.shortest_ns / self.usual_ns if self.usual_ns else math.inf
+
+    @property
+    def is_slow(self) -> bool:
+        return self.shortest_ns > _SLOW_TRANSFER * self.usual_ns
+
+
+def _together(left: dict[int, set[_Group]]) -> Iterator[list[int]]:
     """Ranks that explain all slow groups, those in most of them first.
 
     Ranks in as many of the same groups cannot be distinguished. Ranks whose slow groups have an explanation
     already are left out: the other groups that would show them to be fast may not have been recorded.
     """
-    left: dict[int, set[tuple[str, str]]] = {}
-    for rank, operation, group in slow.select("rank", "operation", "process_group").iter_rows():
-        left.setdefault(rank, set()).add((operation, group))
     while left:
         most = max(map(len, left.values()))
         alike = {rank for rank, groups in left.items() if len(groups) == most}

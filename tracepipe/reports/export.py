@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tracepipe import __version__
 from tracepipe.options import Option
 from tracepipe.present.writing.rendering import facts_json
-from tracepipe.present.writing.table_formats import FORMATS, TYPES, write_view
+from tracepipe.present.writing.table_formats import FORMATS, TYPES, write_question
 from tracepipe.printable import json_text
 from tracepipe.reports.report import Column, FolderOutput, Report, Result, Table
 from tracepipe.store import views
@@ -37,7 +37,7 @@ def run(run: Run, options: Options) -> Result:
         columns = dict(zip(table.columns, kinds, strict=True))
         about[name] = {"file": file, "rows": count, "columns": columns}
         rows.append((file, count, len(columns)))
-        result.files[file] = partial(write_view, run, name, to=options.format)
+        result.files[file] = partial(write_question, run, views.question(name), to=options.format)
     # What a reader of the tables must know about the recording.
     data = {
         "format": TABLES_VERSION,

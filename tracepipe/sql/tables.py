@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.dataset.places import RANKS, Dataset, files_of
 from tracepipe.errors import LibraryMissing, QueryError
 from tracepipe.present.writing.table_formats import write_table
 from tracepipe.store.views import VIEWS
@@ -161,10 +161,7 @@ def _duckdb() -> Any:
     try:
         import duckdb
     except ImportError as e:
-        raise LibraryMissing(
-            f"queries of datasets need duckdb, which cannot be imported: {e}",
-            "pip install 'tracepipe[ranks]'",
-        ) from e
+        raise LibraryMissing(f"duckdb cannot be imported: {e}", "pip install duckdb") from e
     return duckdb
 
 
@@ -205,10 +202,7 @@ def _files(link: Path, layer: str) -> str:
     """The SQL that reads all files of a layer."""
     if layer == _ALIGNMENT:
         return f"read_parquet({_text(f'{link}/layer={layer}/*.parquet')})"
-    files = _text(f"{link}/layer={layer}/host=*/rank=*/*.parquet")
-    # Names of hosts may look like numbers.
-    types = "{'host': varchar, 'rank': bigint}"
-    return f"read_parquet({files}, hive_partitioning = true, hive_types = {types})"
+    return files_of(link / f"layer={layer}")
 
 
 def _select(connection: DuckDBPyConnection, layer: str, files: str) -> str:

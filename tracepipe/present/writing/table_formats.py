@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracepipe.errors import LibraryMissing, OutputError
-from tracepipe.store import views
 from tracepipe.store.tables import connect, object_column
 
 if TYPE_CHECKING:
@@ -65,13 +64,13 @@ def write_table(
         raise OutputError(f"cannot write a table as {to}: {e}", "Free some space, or use -o.") from e
 
 
-def write_view(run: Run, view: str, out: BinaryIO, to: str) -> None:
-    """Write one of `views.VIEWS` to a new file. Raises as `write_table`."""
+def write_question(run: Run, question: str, out: BinaryIO, to: str) -> None:
+    """Write the answer to a SELECT about a recording to a new file. Raises as `write_table`."""
 
     def write() -> None:
         out.seek(0)
         out.truncate()
-        write_table(run.connection, views.question(view), out, to)
+        write_table(run.connection, question, out, to)
 
     # Rows are sorted, which long texts may need more memory for.
     run.connection.execute(f"set memory_limit = '{_MEMORY_MB}MB'")
