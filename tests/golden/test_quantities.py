@@ -195,8 +195,6 @@ def annotations_of_summary(of: Stated) -> Rows:
     return [{key: known[row["name"]][key] for key in row} for row in listed]
 
 
-# By name, `summary` also lists instants, which are not among the calls in all unless they are inside one.
-_ALONE: Final = "select count(*) from calls where kind = 'instant' and parent_row is null"
 _COPIES: Final = "from transfers where gpu is not null"
 
 PAIRS: Final[dict[str, tuple[Callable[[Stated], Any], Callable[[Stated], Any]]]] = {
@@ -218,7 +216,7 @@ PAIRS: Final[dict[str, tuple[Callable[[Stated], Any], Callable[[Stated], Any]]]]
         lambda of: of.total("summary", "processes", "kernels"), lambda of: of.activity("GPU kernels")),
     "calls by name and in all, summary": (
         lambda of: of.total("summary", "calls", "count"),
-        lambda of: of.activity("CUDA API calls", "calls inside those") + of.asked(_ALONE)),
+        lambda of: of.activity("CUDA API calls", "calls inside those")),
     "calls by process and in all, summary": (
         lambda of: of.total("summary", "processes", "calls"), lambda of: of.activity("CUDA API calls")),
     "system calls by name and in all, summary": (

@@ -148,7 +148,7 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     """The processes with the most events, in the order of their ids, and how many others there are."""
     ioctl, running = (run.shapes.number_of("name", name) for name in ("ioctl", RUNNING))
     conditions = (
-        f"x.layer = 'userspace' and {IS_CALL} and x.is_outermost and x.kind <> {INSTANT}",
+        f"x.layer = 'userspace' and {IS_CALL} and x.is_outermost",
         f"x.layer = 'syscall' and {IS_CALL} and s.name_text = {ioctl}",
         f"x.layer = 'gpu_kernel' and {IS_CALL}",
         f"x.layer = 'scheduler' and s.name_text = {running}",

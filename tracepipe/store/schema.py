@@ -66,8 +66,6 @@ IS_TIMED: Final = f"x.kind in ({SPAN}, {FROM_DURATION})"
 """Whether the length of a row `x` of a table of spans is known."""
 IS_CALL: Final = f"x.kind <> {NO_BEGIN}"
 """Whether such a row is a call, not an end without a begin."""
-IS_OUTERMOST: Final = f"x.parent = -1 and x.kind <> {INSTANT}"
-"""Whether such a row is inside no other slice: the lengths of these can be summed."""
 LENGTHS: Final = {
     "calls": "count(*)",
     "known": f"count(*) filter ({IS_TIMED})",
@@ -77,15 +75,13 @@ LENGTHS: Final = {
 }
 """How many rows `x` there are, and how many with known lengths, whose distribution the rest is."""
 FUNCTIONS: Final = {
-    "userspace": f"{IS_CALL} and {IS_OUTERMOST}",
-    "hook": f"{IS_CALL} and {IS_OUTERMOST}",
-    "kernel": f"{IS_CALL} and {IS_OUTERMOST}",
-    "syscall": IS_CALL,
-    "gpu_kernel": IS_CALL,
-    "scheduler": IS_CALL,
-    "annotation": IS_CALL,
+    "userspace": f"{IS_CALL} and x.parent = -1",
+    "hook": f"{IS_CALL} and x.parent = -1",
+    "kernel": f"{IS_CALL} and x.parent = -1",
+    **dict.fromkeys(("syscall", "gpu_kernel", "scheduler", "annotation"), IS_CALL),
 }
-"""The tables of spans whose rows are functions, and those of them that count as its activity."""
+"""The tables of spans whose rows are functions, and those of them that count as its activity: of calls in
+each other, the outermost one, whose length can be summed."""
 TABLES: Final[dict[str, dict[str, str]]] = {
     **{name: SPANS for name in FRAMES if name != "gpu_thread"},
     # What the events of single threads of a GPU have.
