@@ -49,9 +49,9 @@ class _Spans:
 
 
 class _ByThread:
-    """The spans of one kind by thread."""
+    """The spans of one kind by thread; with `outermost`, without those inside others."""
 
-    def __init__(self, run: Run, table: str, of_thread: Ints, shapes: Bools) -> None:
+    def __init__(self, run: Run, table: str, of_thread: Ints, shapes: Bools, *, outermost: bool) -> None:
         nobody = int(of_thread.max(initial=-1)) + 1
         narrow = np.uint16 if nobody < 1 << 16 else np.int32
         of_shape = np.where(shapes, of_thread, nobody).astype(narrow)
@@ -64,6 +64,9 @@ class _ByThread:
         # Columns are read one by one, as often as they are needed: all at once take much memory.
         thread, kind = of_shape[column("shape")], column("kind")
         thread[kind == INSTANT] = nobody
+        self.any = bool((thread != nobody).any())
+        if outermost:
+            thread[(column("parent") != NONE) | (kind == NO_BEGIN)] = nobody
         # By thread; ids are in the order of starts, which a stable sort keeps.
         order = np.argsort(thread, kind="stable").astype(np.int32)
         thread = thread[order]
@@ -78,18 +81,13 @@ class _ByThread:
             self._columns[key] = column(key)[order]
         self._threads, self._first = np.unique(thread, return_index=True)
         self._first = np.append(self._first, len(thread))
-        self.any = len(thread) > 0
 
-    def of(self, thread: int, *, outermost: bool) -> _Spans:
-        """The spans of a thread; with `outermost`, without those inside others."""
+    def of(self, thread: int) -> _Spans:
+        """The spans of a thread."""
         at = int(np.searchsorted(self._threads, thread))
         is_there = at < len(self._threads) and self._threads[at] == thread
         own = slice(self._first[at], self._first[at + 1]) if is_there else slice(0, 0)
-        spans = _Spans(*(self._columns[name][own] for name in ("start_ns", "end_ns", "name", "flags")))
-        if outermost and not bool((spans.flags & _IS_OUTERMOST).all()):
-            kept = spans.flags & _IS_OUTERMOST != 0
-            return _Spans(spans.start_ns[kept], spans.end_ns[kept], spans.name[kept], spans.flags[kept])
-        return spans
+        return _Spans(*(self._columns[name][own] for name in ("start_ns", "end_ns", "name", "flags")))
 
 
 def _ioctl(run: Run) -> int:
@@ -112,8 +110,9 @@ class HostStates:
         running, all_of = names == run.shapes.number_of("name", RUNNING), np.ones(len(every), np.bool_)
         tables = ("scheduler", "kernel", "syscall", "userspace", "hook")
         self._spans = {
-            kind: _ByThread(run, table, of_thread, running if kind == "running" else all_of)
+            kind: _ByThread(run, table, of_thread, shapes, outermost=kind in ("calls", "hooks"))
             for kind, table in zip(_KINDS, tables, strict=True)
+            for shapes in (running if kind == "running" else all_of,)
         }
         is_there = {
             "off-CPU": "running",
@@ -138,7 +137,7 @@ class HostStates:
         """
         ids = tuple(self._run.shapes.number_of(*one) for one in zip(("pid", "tid"), thread, strict=True))
         number = self._threads.get((ids[0], ids[1]), NONE)
-        spans = [self._spans[kind].of(number, outermost=kind in ("calls", "hooks")) for kind in _KINDS]
+        spans = [self._spans[kind].of(number) for kind in _KINDS]
         runs = runs_of(spans[0])
         if (core := library()) is None:
             return _columns(_swept(spans, runs.tolist(), start_ns.tolist(), end_ns.tolist()))
