@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import Load, event, loader, span
-from tracepipe.analyses.gpu_shares import communicates
+from tracepipe.analyses.gpu_work import communicates
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import memory

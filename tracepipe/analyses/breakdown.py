@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracepipe.analyses.launch_calls import LaunchCalls
+from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracepipe.analyses.gpu_shares import COMMUNICATION, rows_of
-from tracepipe.analyses.gpu_work import KERNEL, WARPS, Work
+from tracepipe.analyses.gpu_work import COMMUNICATION, KERNEL, WARPS, Work, rows_of
 from tracepipe.event.columns import Int64s, Ints
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.libraries import np

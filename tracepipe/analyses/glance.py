@@ -14,9 +14,7 @@ from tracepipe.analyses.distribution import rank
 from tracepipe.analyses.gpu_by_line import gpu_by_line
 from tracepipe.analyses.gpu_by_range import Row as Range
 from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
-from tracepipe.analyses.gpu_shares import Shares, kinds_of, shares_of
-from tracepipe.analyses.gpu_work import COPY, gpu_work
-from tracepipe.analyses.launch_delays import delays_of
+from tracepipe.analyses.gpu_work import COPY, Shares, delays_of, gpu_work, kinds_of, shares_of
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text

@@ -1,11 +1,172 @@
-"""The GPU's time by the line of Python that launched the work."""
+"""The Python stack that launched each piece of the GPU's work, and the GPU's time by line."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
-from tracepipe.analyses.called_by import AUTOGRAD, BACKWARD, NO_CALL, work_by_stack
-from tracepipe.store.run import Run
+from tracepipe.analyses.cuda_calls import values_by_names
+from tracepipe.analyses.gpu_work import LaunchCalls
+from tracepipe.analyses.nesting import nearest_of_some
+from tracepipe.event.columns import NONE, Int64s, distinct
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.schema import INSTANT
+
+NO_STACK, AUTOGRAD, NO_CALL = -1, -2, -3
+"""Values in place of a stack: the call has none; the call is on a thread of autograd; the call was not
+recorded."""
+BACKWARD = 1 << 32
+"""Added to the number of the forward line's stack where autograd launched the work."""
+# A range of PyTorch's emit_nvtx: `aten::linear, seq = 5, op_id = 12`; and the names of autograd's threads, of
+# which the kernel keeps 15 characters.
+_SEQUENCE = re.compile(r", seq ?= ?(\d{1,18})\b")
+_AUTOGRAD = re.compile(r"pt_autograd_\d*")
+
+
+def called_by(run: Run, calls: Int64s) -> Int64s:
+    """For rows of calls, the stack of each call, or of the nearest call around it that has one; else
+    NO_STACK. Shapes `(n,)`.
+    """
+    layer = run.layer("userspace")
+    if layer.stack is None:
+        return np.full(len(calls), NO_STACK, np.int64)
+    rows = nearest_of_some(layer.parent, layer.stack != NONE, calls)
+    return np.where(rows == NONE, NO_STACK, layer.stack[np.maximum(rows, 0)].astype(np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Some kernels or copies of a layer: their rows, and the stack that launched each, or one of NO_STACK,
+    AUTOGRAD and NO_CALL. Shapes `(n,)`.
+    """
+
+    name: str
+    layer: Layer
+    rows: Int64s
+    stack: Int64s
+
+
+def work_by_stack(run: Run) -> Iterator[Work]:
+    """Yield the kernels on GPUs, then the copies."""
+    layers = {name: layer for name in ("gpu_kernel", "transfer") if len(layer := run.layer(name))}
+    if not layers:
+        return
+    launches, autograd = LaunchCalls(run), Autograd(run)
+    for name, layer in layers.items():
+        on_gpu = np.ones(len(run.shapes), np.bool_)
+        if name == "transfer":  # transfers without a GPU are the host's view of copies
+            on_gpu = run.shapes.column("gpu", np.arange(len(run.shapes), dtype=np.int32)) != NONE
+        rows = np.flatnonzero(on_gpu[layer.shape] & layer.has_length)
+        launched = run.shapes.has_launch(layer.shape[rows])
+        calls = np.full(len(rows), NONE, np.int64)
+        calls[launched] = launches.find(layer, rows[launched])
+        stack = np.full(len(rows), NO_CALL, np.int64)
+        known = np.flatnonzero(calls != NONE)
+        stack[known] = called_by(run, calls[known])
+        bare = known[stack[known] == NO_STACK]
+        if len(bare):
+            stack[bare] = autograd.find(calls[bare])
+        yield Work(name, layer, rows, stack)
+
+
+class Autograd:
+    """Links calls on autograd's threads to the forward line by the sequence numbers in annotations.
+
+    The number counts the operators of a Python thread: a range of autograd belongs to the last forward range
+    with the same number. Without such annotations, autograd's calls are recognized by their thread's name.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._calls = run.layer("userspace")
+        shapes = np.arange(len(run.shapes), dtype=np.int32)
+        # Both ids have 32 bits, and may be NONE.
+        self._threads = (run.shapes.column("pid", shapes).astype(np.int64) << 32) + run.shapes.column(
+            "tid", shapes
+        )
+        self._ranges: dict[int, Int64s] | None = None
+        self._forward: dict[tuple[int, int], int] = {}
+
+    def find(self, calls: Int64s) -> Int64s:
+        """For calls without a stack, the forward stack plus BACKWARD, else AUTOGRAD or NO_STACK.
+        Shapes `(n,)`.
+        """
+        found = np.full(len(calls), NO_STACK, np.int64)
+        threads = self._threads[self._calls.shape[calls]]
+        for thread in distinct(threads).tolist():
+            pid, tid = self._ids(thread)
+            places = np.flatnonzero(threads == thread)
+            numbers = self._numbers_at(thread, self._calls.start_ns[calls[places]])
+            is_autograd = _AUTOGRAD.match(self._run.thread_name(pid, tid) or "") is not None
+            known, of = np.unique(numbers, return_inverse=True)
+            stacks = [self._forward.get((pid or 0, number), NONE) for number in known.tolist()]
+            forward = np.array(stacks, np.int64)[of]
+            other = AUTOGRAD if is_autograd else NO_STACK
+            found[places] = np.where(forward == NONE, other, forward + BACKWARD)
+        return found
+
+    def _ids(self, thread: int) -> tuple[int | None, int | None]:
+        tid = (thread + 1 & (1 << 32) - 1) - 1
+        pid = thread - tid >> 32
+        return (pid if pid >= 0 else None), (tid if tid >= 0 else None)
+
+    def _numbers_at(self, thread: int, times_ns: Int64s) -> Int64s:
+        """At each time of a thread, the sequence number of the outermost range that has one; else NONE."""
+        if self._ranges is None:
+            self._read_ranges()
+        assert self._ranges is not None
+        rows = self._ranges.get(thread)
+        if rows is None:
+            return np.full(len(times_ns), NONE, np.int64)
+        annotations = self._run.layer("annotation")
+        starts, ends = annotations.start_ns[rows], annotations.end_ns[rows]
+        # Outermost ranges do not overlap.
+        first = np.append(True, starts[1:] >= np.maximum.accumulate(ends)[:-1])[: len(rows)]
+        rows, starts, ends = rows[first], starts[first], ends[first]
+        at = np.maximum(np.searchsorted(starts, times_ns, "right") - 1, 0)
+        inside = (starts[at] <= times_ns) & (times_ns < ends[at])
+        return np.where(inside, self._sequence[annotations.shape[rows[at]]], NONE)
+
+    def _read_ranges(self) -> None:
+        """Find the ranges with sequence numbers by thread, and the stack of the last range of each number."""
+        self._ranges = {}
+        of, numbers = values_by_names(self._run, "annotation", _sequence_of)
+        self._sequence = np.array([NONE if one is None else one for one in numbers], np.int64)[of]
+        annotations = self._run.layer("annotation")
+        rows = np.flatnonzero((self._sequence[annotations.shape] != NONE) & (annotations.kind != INSTANT))
+        threads = self._threads[annotations.shape[rows]]
+        stacked = np.empty(0, np.int64)
+        if self._calls.stack is not None:
+            stacked = np.flatnonzero(self._calls.stack != NONE)
+        of_calls = self._threads[self._calls.shape[stacked]]
+        for thread in distinct(threads).tolist():
+            self._ranges[thread] = own = rows[threads == thread]
+            self._take_forward(self._ids(thread)[0] or 0, own, stacked[of_calls == thread])
+
+    def _take_forward(self, pid: int, ranges: Int64s, calls: Int64s) -> None:
+        """Keep the stack of the first call in each range; the last range of a number replaces
+        earlier ones.
+        """
+        annotations, stack = self._run.layer("annotation"), self._calls.stack
+        if not len(calls) or stack is None:
+            return
+        starts = self._calls.start_ns[calls]
+        at = np.searchsorted(starts, annotations.start_ns[ranges])
+        known = at < len(starts)
+        inside = starts[np.minimum(at, len(starts) - 1)] < annotations.end_ns[ranges]
+        some = np.flatnonzero(known & inside)
+        numbers = self._sequence[annotations.shape[ranges[some]]].tolist()
+        for number, called_by in zip(numbers, stack[calls[at[some]]].tolist(), strict=True):
+            self._forward[pid, number] = called_by
+
+
+def _sequence_of(name: str) -> int | None:
+    found = _SEQUENCE.search(name)
+    return None if found is None else int(found[1])
+
 
 FRAMES = ("own", "innermost", "all")
 # The number of stacks whose texts are cached.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracepipe.analyses.launch_calls import LaunchCalls
+from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.store.run import Layer, Run

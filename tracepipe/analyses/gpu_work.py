@@ -1,19 +1,22 @@
-"""The work of each GPU as columns: kernels, copies, warps; when it was busy, and which call launched it."""
+"""The work of each GPU as columns: kernels, copies, warps; which call launched it, and how long before; when
+the GPU was busy, and with what: compute, communication and copies, and how much of these overlap.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.analyses.cuda_calls import launching, rows_by_effect
-from tracepipe.analyses.launch_calls import LaunchCalls
-from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
+from tracepipe.analyses.cuda_calls import launching, rows_by_effect, values_by_names
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts
-from tracepipe.event.intervals import Gaps, gaps_between
-from tracepipe.store.run import Run, once_a_run
+from tracepipe.event.intervals import Gaps, Stretches, gaps_between
+from tracepipe.store.run import Layer, Run, once_a_run
 
 GPUS_MAX: Final = 4096
 KERNEL, COPY, WARPS = range(3)
@@ -198,3 +201,248 @@ def outermost_rows(run: Run, rows: Ints) -> Int64s:
     found = rows.astype(np.int64)
     found[known] = run.layer("userspace").rows(found[known], "top").top
     return found
+
+
+class LaunchCalls:
+    """The calls of a recording that have a launch id.
+
+    An id may recur: its last call before the work counts, or the first one after it, where clocks are wrong.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        found = run.store.columns(
+            """select id, launch, start_ns from store.userspace x join store.shapes s using (shape)
+            where s.has_launch and x.kind <> 2 order by launch, id"""
+        )
+        self._ids, self._rows, self._starts_ns = found["launch"], found["id"], found["start_ns"]
+
+    def work(self, name: str) -> tuple[Layer, Int64s]:
+        """A layer of work, and its rows that have a launch id and a length; of copies, only those on a
+        GPU."""
+        work, shapes = self._run.layer(name), self._run.shapes
+        every = np.arange(len(shapes), dtype=np.int32)
+        flags = shapes.has_launch(every)
+        if name == "transfer":
+            flags = flags & (shapes.column("gpu", every) != NONE)
+        return work, np.flatnonzero(flags[work.shape] & work.has_length)
+
+    def find(self, work: Layer, rows: Int64s) -> Int64s:
+        """For each of some rows of work, the row of the call that launched it, NONE where none was recorded.
+        Shapes `(n,)`.
+        """
+        launches = np.zeros(len(rows), np.int64) if work.launch is None else work.launch[rows]
+        return self.last_before(launches, work.start_ns[rows])
+
+    def last_before(self, ids: Ints, starts_ns: Int64s) -> Int64s:
+        """Like `find`, for work with these launch ids and start times. Shapes `(n,)`."""
+        low, end = np.searchsorted(self._ids, ids), np.searchsorted(self._ids, ids, "right")
+        first, high = low.copy(), end.copy()
+        # How many calls of the id are not after the work: a binary search for all ids in parallel.
+        while len(open_ := np.flatnonzero(low < high)):
+            middle = (low[open_] + high[open_]) // 2
+            is_before = self._starts_ns[middle] <= starts_ns[open_]
+            low[open_] = np.where(is_before, middle + 1, low[open_])
+            high[open_] = np.where(is_before, high[open_], middle)
+        at = np.where(low > first, low - 1, low)
+        found: Int64s = np.full(len(ids), NONE, np.int64)
+        found[first < end] = self._rows[at[first < end]]
+        return found
+
+
+class Delays(NamedTuple):
+    """The delays of the launches on one GPU, as columns of shape `(launches,)`."""
+
+    delay_ns: Int64s
+    """From the return of the call to the start of its work; 0 where the work started earlier."""
+    depth: Ints
+    """How many launches had not started on the GPU when a call began, including its own."""
+
+
+def delays_of(run: Run, work: Work, rows: slice) -> Delays:
+    """The delays of a GPU, whose work is at these rows. For the launch of a graph, its first kernel counts.
+    Work whose call was not found by its launch id is left out.
+    """
+    calls = run.layer("userspace")
+    tops = outermost_rows(run, work.call[rows])
+    own = np.flatnonzero((tops != NONE) & ~work.by_order[rows])
+    own = own[calls.rows(tops[own], "kind").has_length]
+    # The first work of each call, in the order of the work.
+    own = np.sort(own[np.unique(tops[own], return_index=True)[1]])
+    asking = calls.rows(tops[own], "start_ns", "end_ns")
+    began_ns, asked_ns = work.start_ns[rows][own], np.sort(asking.start_ns)
+    # Work that starts before its call, by an error of the clocks, would make the queue shorter than 1.
+    depth = np.maximum(np.arange(1, len(own) + 1) - np.searchsorted(began_ns, asked_ns), 1)
+    return Delays(np.maximum(began_ns - asking.end_ns, 0), depth)
+
+
+COMPUTE, COMMUNICATION, COPIES = range(3)
+"""The purposes of work."""
+PURPOSES: Final = ("compute", "communication", "copies")
+"""Their names."""
+# Kernels of NCCL and RCCL, MSCCL, NVSHMEM and DeepEP, and those of frameworks that replace them. The template
+# arguments of a name are not searched.
+_COMMUNICATES = re.compile(
+    r"(^|[: ])((ms|n)ccl\w*Kernel|nvshmem|deep_ep::|cross_device_reduce|"
+    r"\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all))",
+    re.IGNORECASE,
+)
+
+
+class Spent(NamedTuple):
+    """What a GPU did in some spans of time, in ns. Shapes `(spans,)`.
+
+    `exposed_ns` is the time of communication without compute at the same time, and `idle_ns` the time without
+    any work.
+    """
+
+    busy_ns: Int64s
+    compute_ns: Int64s
+    communication_ns: Int64s
+    exposed_ns: Int64s
+    copies_ns: Int64s
+    idle_ns: Int64s
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """When one GPU computed, communicated and copied. `rows` are the rows of its work."""
+
+    gpu: int
+    rows: slice
+    compute: Stretches
+    communication: Stretches
+    copies: Stretches
+
+    @cached_property
+    def kernels(self) -> Stretches:
+        """When it computed or communicated."""
+        return self.compute.joined(self.communication)
+
+    @cached_property
+    def busy(self) -> Stretches:
+        """When it did anything."""
+        return self.kernels.joined(self.copies)
+
+    def spent(self, start_ns: Int64s, end_ns: Int64s) -> Spent:
+        """What it did in some spans."""
+        compute_ns = self.compute.covered_ns(start_ns, end_ns)
+        return Spent(
+            self.busy.covered_ns(start_ns, end_ns),
+            compute_ns,
+            self.communication.covered_ns(start_ns, end_ns),
+            self.kernels.covered_ns(start_ns, end_ns) - compute_ns,
+            self.copies.covered_ns(start_ns, end_ns),
+            self.busy.uncovered_ns(start_ns, end_ns),
+        )
+
+    def idle_inside_ns(self, other: Stretches, start_ns: Int64s, end_ns: Int64s) -> Int64s:
+        """How long it was idle in some spans while something else was the case, such as loading data."""
+        return self.busy.uncovered_ns(start_ns, end_ns) - self.busy.joined(other).uncovered_ns(
+            start_ns, end_ns
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The time of one GPU from its first work to its last, in ns. `pid` is the process of its work, None
+    where there are several, or it is not known.
+
+    `communication_hidden_ns` is the time of communication during which a kernel computed, `copies_hidden_ns`
+    the time of copies during which any kernel ran. `unasked_ns` is the idle time before the begin of the call
+    that launched the next work, out of `idle_known_ns`, the idle time for which that call is known.
+    """
+
+    gpu: int
+    pid: int | None
+    first_ns: int
+    last_ns: int
+    compute_ns: int
+    communication_ns: int
+    copies_ns: int
+    idle_ns: int
+    communication_hidden_ns: int
+    copies_hidden_ns: int
+    unasked_ns: int
+    idle_known_ns: int
+
+    @property
+    def span_ns(self) -> int:
+        """The time from the first work to the last."""
+        return self.last_ns - self.first_ns
+
+    def percent(self, part_ns: int, whole_ns: int | None = None) -> float | None:
+        """A part of the span, or of another whole, in percent; None where the whole is 0."""
+        whole_ns = self.span_ns if whole_ns is None else whole_ns
+        return 100 * part_ns / whole_ns if whole_ns else None
+
+
+def communicates(name: str) -> bool:
+    """Whether a kernel with that short name moves data between GPUs, also where it reduces them."""
+    return _COMMUNICATES.search(name.partition("<")[0]) is not None
+
+
+def kinds_of(run: Run, work: Work) -> Ints:
+    """The purpose of each row of work, shape `(rows,)`."""
+    of_shape, answers = values_by_names(run, "gpu_kernel", communicates)
+    shapes: Bools = np.array(answers, np.bool_)[of_shape]
+    kinds: Ints = np.where(work.what == COPY, COPIES, COMPUTE).astype(np.uint8)
+    own = np.flatnonzero(work.what == KERNEL)
+    kinds[own] = shapes[run.layer("gpu_kernel").shape[work.row[own]]]
+    own = np.flatnonzero(work.what == WARPS)
+    if len(own):
+        launches = run.warp_table.launches.flags_by_names(communicates)
+        kinds[own] = launches[run.warp_table.launch_of(work.row[own])]
+    return kinds
+
+
+def gpu_times(work: Work, kinds: Ints) -> Iterator[GpuTime]:
+    """When each GPU did what. `kinds` has the purpose of each row of work."""
+    for gpu, rows in work.of_gpus():
+        yield GpuTime(gpu, rows, *(_stretches(work, kinds, rows, kind) for kind in range(len(PURPOSES))))
+
+
+def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
+    """How each GPU spent its time."""
+    calls, found = run.layer("userspace"), []
+    for time in gpu_times(work, kinds):
+        rows = time.rows
+        idle = idle_of(work, time.gpu, rows)
+        spent = time.spent(np.array([idle.first_ns]), np.array([idle.last_ns]))
+        call = work.call[rows]
+        of_calls = run.shapes.column("pid", calls.rows(call[call != NONE], "shape").shape)
+        pids = {*distinct(of_calls).tolist(), *distinct(work.pid[rows]).tolist()} - {NONE}
+        # The gaps for which the call that launched the next work is known.
+        following = idle.gaps.following + rows.start
+        tops = outermost_rows(run, work.call[following])
+        known = np.flatnonzero((tops != NONE) & ~work.by_order[following])
+        start_ns, end_ns = idle.gaps.start_ns[known], idle.gaps.end_ns[known]
+        asked_ns = np.clip(calls.rows(tops[known], "start_ns").start_ns, start_ns, end_ns)
+        found.append(
+            Shares(
+                time.gpu,
+                run.shapes.value("pid", pids.pop()) if len(pids) == 1 else None,
+                idle.first_ns,
+                idle.last_ns,
+                int(spent.compute_ns[0]),
+                int(spent.communication_ns[0]),
+                int(spent.copies_ns[0]),
+                int(spent.idle_ns[0]),
+                int(spent.communication_ns[0] - spent.exposed_ns[0]),
+                time.copies.overlap_ns(time.kernels),
+                int((asked_ns - start_ns).sum()),
+                int((end_ns - start_ns).sum()),
+            )
+        )
+    return found
+
+
+def rows_of(kinds: Ints, rows: slice, kind: int) -> Int32s:
+    """The indices, within some rows of work, of those with a purpose. Shape `(n,)`."""
+    return np.flatnonzero(kinds[rows] == kind).astype(np.int32)
+
+
+def _stretches(work: Work, kinds: Ints, rows: slice, kind: int) -> Stretches:
+    """The stretches in which any work with a purpose ran."""
+    some = rows_of(kinds, rows, kind)
+    return Stretches(work.start_ns[rows][some], work.end_ns[rows][some])

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import values_by_names
-from tracepipe.analyses.gpu_shares import GpuTime, communicates
+from tracepipe.analyses.gpu_work import GpuTime, communicates
 from tracepipe.analyses.steps import Steps
 from tracepipe.dataset.communicators import Asked, communicated
 from tracepipe.event.columns import NONE, Int64s

@@ -11,8 +11,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.analyses.gpu_shares import PURPOSES, GpuTime, gpu_times, kinds_of
-from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Work, gpu_work
+from tracepipe.analyses.gpu_work import (
+    COPY,
+    KERNEL,
+    PURPOSES,
+    WARPS,
+    GpuTime,
+    Work,
+    gpu_times,
+    gpu_work,
+    kinds_of,
+)
 from tracepipe.analyses.steps import Steps, loading_of, steps_of
 from tracepipe.dataset import collectives
 from tracepipe.dataset.identity import Identity, identity_of

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tracepipe.analyses.gpu_shares import COPIES, PURPOSES
+from tracepipe.analyses.gpu_work import COPIES, PURPOSES
 from tracepipe.analyses.steps import is_loading, is_step
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.intervals import Stretches, nothing

@@ -11,11 +11,23 @@ import numpy as np
 
 from tracepipe.analyses.breakdown import HOOKED
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
 from tracepipe.analyses.gpu_contexts import context_tables
 from tracepipe.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
 from tracepipe.analyses.host_states import IN_CALL, STATES, HostStates, Spent
-from tracepipe.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
+from tracepipe.analyses.idle_gaps import (
+    BETWEEN,
+    FIRST,
+    KEYS,
+    LAST,
+    STATE_WORDS,
+    WHERE,
+    Causes,
+    IdleGaps,
+    doing_in,
+    gaps_of,
+    in_words,
+    state_text,
+)
 from tracepipe.analyses.launch_gaps import launch_tables
 from tracepipe.event.columns import NONE, Ints
 from tracepipe.event.groups import run_starts

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import names_by_time
-from tracepipe.analyses.launch_calls import LaunchCalls
+from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct

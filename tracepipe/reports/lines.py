@@ -9,9 +9,8 @@ from typing import Annotated
 
 import numpy as np
 
-from tracepipe.analyses.called_by import called_by, work_by_stack
 from tracepipe.analyses.cuda_calls import rows_by_effect
-from tracepipe.analyses.gpu_by_line import FRAMES, Lines
+from tracepipe.analyses.gpu_by_line import FRAMES, Lines, called_by, work_by_stack
 from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.options import Option
