@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tests.support.batches import record_of_warps, records_of
+from tests.support.batches import record_of_warps, records_of, source_batch
 from tests.support.cores import new_tables
 from tracepipe.clocks import Clocks
 from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, TraceBatch
 from tracepipe.event.model import Header, Record
 from tracepipe.event.warps import PlacedWarps
-from tracepipe.readers.recording import Batch
 
 
 class Stamping:
@@ -26,7 +25,7 @@ class Stamping:
 
     def batch(self, records: Iterable[Record]) -> SourceBatch:
         """Records as a reader gives them."""
-        return Batch(records=[dict(record) for record in records]).in_columns(self.tables)
+        return source_batch(records, self.tables)
 
     def stamp(self, records: Iterable[Record]) -> list[Record]:
         """What the clocks make of a batch of these. A record that another clock timed has `source_ns` and

@@ -165,7 +165,7 @@ class ToolLines(LineReader):
             raise Unusable("ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}")
         self._counted[tool] += 1
         event = {"type": "gpu_thread", "name": "kernel", "phase": "I", "ts_ns": ts_ns, "gpu": 0}
-        self.batch.records.append({**event, **fields, "args": args})
+        self.records.append({**event, **fields, "args": args})
 
     def _entry(self, found: re.Match[bytes]) -> None:
         ts_ns, *index = map(int, found.groups()[:7])
@@ -235,7 +235,7 @@ class ToolLines(LineReader):
             self._lose(count, f"kernelretsnoop: {found[0].decode()}")
 
     def _lose(self, count: int, reason: str) -> None:
-        self.batch.records.append(
+        self.records.append(
             {"type": "loss", "count": min(count, COUNT_LIMIT), "layer": "gpu_thread", "reason": reason}
         )
 

@@ -82,7 +82,7 @@ class _ProbeLines(ScriptLines[bytes]):
         if not text or OWN_TEXT.match(text):
             return
         if loss := loss_of(text):
-            self.batch.records.append(loss)
+            self.records.append(loss)
             return
         parts = _parts(text)
         if parts is None:
@@ -118,7 +118,7 @@ class _ProbeLines(ScriptLines[bytes]):
         name = f"{probe.name} returns" if probe.is_return else probe.name
         event: Record = {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns}
         layer = {"layer": probe.layer_name} if probe.layer_name else {}
-        self.batch.records.append({**event, **layer, "args": args})
+        self.records.append({**event, **layer, "args": args})
 
 
 def read(stream: BinaryIO, *, between: bool = False) -> Recording:

@@ -143,7 +143,7 @@ class ScriptLines(LineReader, Generic[Line]):
         elif kind == "lost_events":
             count = data.get("events") if type(data) is dict else None
             if type(count) is int and count >= 0:
-                self.batch.records.append(_loss(count))
+                self.records.append(_loss(count))
             else:
                 self.say("data.events", f"must be an integer of at least 0, not {shown(count)}")
         return []

@@ -180,12 +180,12 @@ class TableLines(LineReader):
             if self.has_lines:
                 words = "a second table starts here: its times may count from another start"
                 self.say("TIME", words, skipped=False)
-                self.batch.records += self._calls.rest()
+                self.records += self._calls.rest()
                 if table == BY_MS:
                     self._last_ns = 0
         elif lost := _LOST_TEXT.match(text):
             count, reason = min(int(lost[1]), COUNT_LIMIT), "bpftrace's buffer was full"
-            self.batch.records.append({"type": "loss", "count": count, "reason": reason})
+            self.records.append({"type": "loss", "count": count, "reason": reason})
             self._calls.exits_lost = True
         elif _MARK.search(text):
             broken = "was cut off in the middle of the row" if is_cut else "is not a whole row of the table"
@@ -195,7 +195,7 @@ class TableLines(LineReader):
 
     def read_end(self) -> None:
         """Add the entries that wait for an exit."""
-        self.batch.records += self._calls.rest()
+        self.records += self._calls.rest()
 
     def _read_by_ms(self, found: re.Match[bytes], is_cut: bool) -> None:
         ms, comm, pid, name, padding, details = found.groups()
@@ -272,7 +272,7 @@ class TableLines(LineReader):
         elif (event := self._calls.enter(record)) is not record:
             self.say_once("PID", _NO_THREADS)
         if event is not None:
-            self.batch.records.append(event)
+            self.records.append(event)
 
     def _exit_args(self, text: str) -> dict[str, Any]:
         """Arguments of an exit: `returned=0 (success)`, `returned=OutOfMemory`."""

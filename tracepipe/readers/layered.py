@@ -27,7 +27,6 @@ from tracepipe.event.model import (
     ID_LIMIT,
     INDEX_LIMIT,
     TIME_LIMIT_NS,
-    Problem,
     Record,
 )
 from tracepipe.event.vocabulary import COPY_KINDS, direction_named
@@ -46,7 +45,6 @@ from tracepipe.readers.recording import (
     THREAD_EXIT,
     TOO_DEEP,
     UNNAMED_KERNEL,
-    Batch,
     Recording,
     Unusable,
     event_of_exit,
@@ -126,7 +124,7 @@ class LayeredLines(ScriptLines[Record]):
         self._in_block = False
         self._last_line_ns = 0
         self._own_layer_said = False
-        self._ends = _CallEnds()
+        self._ends = _CallEnds(self)
 
     def read_line(self, text: bytes, is_cut: bool) -> None:
         """Read a line, or the lines in a record of bpftrace. Raises Unusable."""
@@ -170,7 +168,7 @@ class LayeredLines(ScriptLines[Record]):
 
     def _read_text(self, text: bytes) -> None:
         if loss := loss_of(text):
-            self.batch.records.append(loss)
+            self.records.append(loss)
             return
         try:
             text.decode()
@@ -188,7 +186,7 @@ class LayeredLines(ScriptLines[Record]):
         kind = line["type"]
         record = self._event(kind, line, ts_ns)
         if START not in line:
-            self._ends.note(self.number, record, self.batch)
+            self._ends.note(record)
             if kind == "transfer" and record["phase"] == "X":
                 self.say_once("duration_ms", _NO_START)
         if kind not in LAYER_OF_TYPE and not self._own_layer_said:
@@ -196,7 +194,7 @@ class LayeredLines(ScriptLines[Record]):
             self.say("type", f"{shown(kind)} {_OWN_LAYER}", skipped=False)
         if kind == "gpu_mem" and _BARE_TOTAL in line:
             self.say_once(_BARE_TOTAL, _NO_UNIT)
-        self.batch.records.append(record)
+        self.records.append(record)
 
     def _event(self, kind: str, line: Record, ts_ns: int) -> Record:
         """The event of a line. An unknown type becomes a layer of its own. Raises Unusable."""
@@ -413,22 +411,21 @@ class _CallEnds:
     instants.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lines: LayeredLines) -> None:
+        self._lines, self._batch, self._batches = lines, lines.batch, 0
         self._entries: dict[tuple[Any, ...], list[_Entry]] = {}
         self._functions: dict[tuple[str, str], _Function] = {}
-        self._batch = Batch()
-        self._batches = 0
 
-    def note(self, number: int, record: Record, batch: Batch) -> None:
-        """Note the record of line `number`, the next in `batch`. Its phase may change."""
+    def note(self, record: Record) -> None:
+        """Note the next record of the lines. Its phase may change."""
         if record["type"] not in HOST_LAYERS:
             return
-        if batch is not self._batch:
-            self._batch, self._batches = batch, self._batches + 1
+        if self._lines.batch is not self._batch:
+            self._batch, self._batches = self._lines.batch, self._batches + 1
         key = record["type"], record["name"], record.get("pid"), record.get("tid")
         if record["phase"] in ("B", "I"):
             self._enter(key, record)
-        elif "dur_ns" not in record or not self._leave(number, key, record):
+        elif "dur_ns" not in record or not self._leave(key, record):
             # An end that has no duration, or that of something else, ends the innermost call.
             entries = self._entries.get(key)
             if entries and entries[-1].says_so and record["phase"] == "E":
@@ -447,10 +444,10 @@ class _CallEnds:
             record["phase"] = "B"
         if len(entries) >= _OPEN_MAX:
             del entries[0]
-        place, is_begin = len(self._batch.records), record["phase"] == "B"
+        place, is_begin = len(self._lines.records), record["phase"] == "B"
         entries.append(_Entry(record["ts_ns"], self._batches, place, says_so, is_begin))
 
-    def _leave(self, number: int, key: tuple[Any, ...], record: Record) -> bool:
+    def _leave(self, key: tuple[Any, ...], record: Record) -> bool:
         """Find the entry of the call for a line with a duration, which is its exit. Return whether there is
         one.
         """
@@ -471,7 +468,7 @@ class _CallEnds:
         del entries[entries.index(entry) :]
         self._change(entry, "B")
         if not entry.is_begin:
-            self._batch.problems.append(Problem(number, "duration_us", _FAR_ENTRY, skipped=False))
+            self._lines.say("duration_us", _FAR_ENTRY, skipped=False)
         elif not is_end:
             record.update(phase="E", ts_ns=record["ts_ns"] + dur_ns)
         return True
@@ -479,7 +476,7 @@ class _CallEnds:
     def _change(self, entry: _Entry, phase: str) -> None:
         """Give the record of an entry another phase, if it can still be changed."""
         if entry.batch == self._batches:
-            self._batch.records[entry.place]["phase"] = phase
+            self._lines.records[entry.place]["phase"] = phase
             entry.is_begin = phase == "B"
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.event.checks import shown
@@ -149,26 +149,6 @@ class Recording:
     tables: Tables
 
 
-@dataclass(slots=True)
-class Batch:
-    """The content of some thousands of lines: good records in file order, and the rest as in
-    `SourceBatch`.
-    """
-
-    records: list[Record] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    offset_bytes: int = 0
-    foreign_lines: list[tuple[int, bytes]] = field(default_factory=list)
-    printed: list[tuple[int, bytes]] = field(default_factory=list)
-
-    def in_columns(self, tables: Tables) -> SourceBatch:
-        """The batch as columns."""
-        others: list[Record | Warps] = []
-        rows = [row_of(record, tables, others) for record in self.records]
-        events = event_columns(rows)
-        return SourceBatch(events, others, self.problems, self.offset_bytes, self.foreign_lines, self.printed)
-
-
 _DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})
 
 
@@ -264,8 +244,12 @@ class LineReader:
     """The problem of an input that has no line of the format."""
 
     def __init__(self) -> None:
-        self.number, self.batch = 0, Batch()
-        """The line that is read, and where its records and problems go."""
+        self.number = 0
+        """The line that is read."""
+        self.records: list[Record] = []
+        """The good records of the batch, in the order of the file."""
+        self.batch = SourceBatch(no_events())
+        """The batch, which gets its events at its end."""
         self.tables = Tables()
         self.has_lines = False
         """Whether a line of the format was read."""
@@ -305,7 +289,7 @@ class LineReader:
         """A batch for each chunk of lines, and one for the end."""
         offset_bytes = 0
         for first, lines, offset_bytes, is_cut in chunks_of_lines(stream, self.chunk_bytes):
-            self.batch = Batch(offset_bytes=offset_bytes)
+            self.records, self.batch = [], SourceBatch(no_events(), offset_bytes=offset_bytes)
             if first == 1:
                 lines[0] = lines[0].removeprefix(BOM)
             for self.number, text in enumerate(lines, first):
@@ -313,13 +297,19 @@ class LineReader:
                     self.read_line(text, is_cut)
                 except Unusable as e:
                     self.say(e.field, e.message)
-            yield self.batch.in_columns(self.tables)
-        last = self.batch = Batch(offset_bytes=offset_bytes)
+            yield self._in_columns()
+        self.records, self.batch = [], SourceBatch(no_events(), offset_bytes=offset_bytes)
         self.read_end()
         if not self.has_lines:
-            last.problems.append(Problem(0, "", self.no_line, skipped=False))
-        if last.records or last.problems or last.foreign_lines or last.printed:
-            yield last.in_columns(self.tables)
+            self.batch.problems.append(Problem(0, "", self.no_line, skipped=False))
+        if self.records or self.batch.problems or self.batch.foreign_lines or self.batch.printed:
+            yield self._in_columns()
+
+    def _in_columns(self) -> SourceBatch:
+        self.batch.events = event_columns(
+            [row_of(record, self.tables, self.batch.others) for record in self.records]
+        )
+        return self.batch
 
 
 _TEXTS_SHOWN: Final = 3
