@@ -32,8 +32,7 @@ from tracepipe.printable import json_text
 from tracepipe.readers import READERS, tracepipe1
 from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.recording.files import open_input
-from tracepipe.recording.open import open_recording
-from tracepipe.recording.reading import Reading
+from tracepipe.recording.reading import Reading, open_recording
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput
 from tracepipe.store.run import Run, load_run

@@ -19,8 +19,7 @@ from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import Header
 from tracepipe.recording.account import anchor_text
-from tracepipe.recording.open import open_recording
-from tracepipe.recording.reading import Reading
+from tracepipe.recording.reading import Reading, open_recording
 
 NOW_NS = 1_700_000_000_000_000_000
 AT_BOOT_NS = NOW_NS - 1_000_000

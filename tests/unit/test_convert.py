@@ -31,7 +31,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.recording.account import PROBLEMS_KEPT, Account, account_lines
 from tracepipe.recording.convert import Conversion, ConversionOptions, check
-from tracepipe.recording.open import clock_records, footer_notes
+from tracepipe.recording.reading import clock_records, footer_notes
 
 pytestmark = pytest.mark.usefixtures("core")
 

@@ -38,8 +38,7 @@ from tests.support.live_records import (
 from tracepipe.event.model import Header, Layers
 from tracepipe.hooks.sets import load_set
 from tracepipe.readers import tracepipe1
-from tracepipe.recording.open import open_recording
-from tracepipe.recording.reading import Reading
+from tracepipe.recording.reading import Reading, open_recording
 from tracepipe.tracer.live.recorded import RecordedTotals
 from tracepipe.tracer.live.totals import FunctionTotal, MemoryTotal, Snapshot, Totals, function_of
 from tracepipe.tracer.records.record import Loss, loss_record

@@ -21,7 +21,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.event.model import NAME_BYTES_MAX, Header, Problem, Record
 from tracepipe.readers import ids, nsys, sqlite_tables
 from tracepipe.recording.convert import Conversion, ConversionOptions
-from tracepipe.recording.open import open_recording
+from tracepipe.recording.reading import open_recording
 
 LAUNCH = "cudaLaunchKernel_v7000"
 TEXTS = [{"id": at, "value": text} for text, at in made.ID.items()]

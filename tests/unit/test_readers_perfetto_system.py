@@ -230,7 +230,10 @@ def test_queues_and_stages_have_the_names_of_their_numbers() -> None:
 def test_stages_of_no_gpu_that_can_be_are_counted() -> None:
     trace = TraceMade()
     trace.packet(timestamp=1).gpu_render_stage_event.MergeFrom(pb.GpuRenderStageEvent(stage_id=1, gpu_id=-1))
-    assert read(trace)[1][0].message.startswith("1 stage has an impossible GPU or time")
+    trace.packet(timestamp=0).gpu_render_stage_event.MergeFrom(
+        pb.GpuRenderStageEvent(stage_id=1, duration=(1 << 64) - 1)
+    )
+    assert read(trace)[1][0].message.startswith("2 stages have an impossible GPU or time")
 
 
 def own_trace() -> TraceMade:

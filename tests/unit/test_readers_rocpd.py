@@ -16,7 +16,7 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.recording.convert import Conversion, ConversionOptions
-from tracepipe.recording.open import open_recording
+from tracepipe.recording.reading import open_recording
 
 
 def read(path: Path) -> tuple[Header, list[Record], list[Problem]]:

@@ -14,7 +14,7 @@ from tests.support.xplane import event, line, plane, space, stat, unsigned_stat
 from tracepipe.errors import InputError
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import recognise, xplane
-from tracepipe.recording.open import open_recording
+from tracepipe.recording.reading import open_recording
 
 TASK = plane("Task Environment", stats=["profile_start_time"], own=[stat(1, 1_700_000_000_000_000_000)])
 STATS = ["correlation_id", "kernel_details", " regs:16 static_shared:8 grid:2,1,1 block:64,1,1 occ_pct:50.5"]

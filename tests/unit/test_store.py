@@ -33,8 +33,7 @@ from tracepipe.event.ops import BEGIN, END, FROM_DURATION, NO_BEGIN, NO_MARK
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.recording.open import open_recording
-from tracepipe.recording.reading import Reading
+from tracepipe.recording.reading import Reading, open_recording
 from tracepipe.store.args import ArgsTable, ArgsWriter
 from tracepipe.store.build import ShapeNumbers
 from tracepipe.store.numbered import Numbered

@@ -29,8 +29,7 @@ class Events(Iterator["Event"], AbstractContextManager["Events"]):
     """
 
     def __init__(self, path: str, options: ReadOptions, progress: Progress | None) -> None:
-        from tracepipe.recording.open import open_recording
-        from tracepipe.recording.reading import Reading
+        from tracepipe.recording.reading import Reading, open_recording
 
         self.path = path
         """The path as it was given."""

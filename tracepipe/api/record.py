@@ -236,8 +236,7 @@ def watch_recording(view: Callable[[RecordedTotals, str], AbstractContextManager
     """Read the recording on standard input while it grows, in a view of its totals and its title, and return
     what the user should know of it. Ctrl-C ends it.
     """
-    from tracepipe.recording.open import open_recording
-    from tracepipe.recording.reading import Reading
+    from tracepipe.recording.reading import Reading, open_recording
     from tracepipe.tracer.live.recorded import RecordedTotals
 
     with open_recording(STANDARD, is_growing=True) as opened:

@@ -31,7 +31,7 @@ from tracepipe.event.model import (
     SourceNs,
     TraceNs,
 )
-from tracepipe.event.shape import Shape
+from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps, Warps
 
@@ -82,9 +82,9 @@ class Clocks:
         self._maps: dict[str, ClockMap] = {self.trace_clock: offset_map(self.trace_clock, "same", 0, 0)}
         self._placed: dict[str, int] = {}
         self._warp_times = WarpTimes()
-        self._codes = np.zeros(2, np.int16)
+        self._codes: ShapeColumn | None = None
+        """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own and no shape."""
         self._clocks: dict[str, int] = {}
-        self._rounds = 0
         self._moved: dict[str, int] = {}
         self._anchor_ns = 0
         self._drift: ClockMap | None = None
@@ -147,7 +147,9 @@ class Clocks:
         )
         others: list[Record | PlacedWarps] = []
         left_out: list[int] = []
-        of = self._codes_of(tables)[events.shape]
+        if self._codes is None:
+            self._codes = ShapeColumn(tables, self._code, np.int16)
+        of = self._codes.values()[events.shape]
         if of.any():
             self._move(events, of, left_out, unplaced)
         special = np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else []
@@ -186,19 +188,7 @@ class Clocks:
                     other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
         return TraceBatch(events, others, batch.text_bytes, places)
 
-    def _codes_of(self, tables: Tables) -> Ints:
-        """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own and no shape."""
-        if self._rounds != tables.rounds:
-            self._rounds, self._codes = tables.rounds, np.zeros(2, np.int16)
-        known = len(self._codes) - 2
-        if known < len(tables.shapes):
-            new = [self._code(shape) for shape in tables.shapes[known:]]
-            self._codes = np.concatenate([self._codes[:known], np.array([*new, 0, 0], np.int16)])
-        return self._codes
-
-    def _code(self, shape: Shape | None) -> int:
-        if shape is None:
-            return 0
+    def _code(self, shape: Shape, _: int) -> int:
         clock = shape.clock or self.default
         clock_map = self._maps.get(clock)
         if clock_map is not None and clock_map.method == "same":

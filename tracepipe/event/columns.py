@@ -5,14 +5,14 @@ Only `clocks` makes the second of the first, and what comes after it takes nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tracepipe.event.model import Problem, Record
-from tracepipe.event.warps import PlacedWarps, Warps
+from tracepipe.event.warps import PlacedWarps, T, Warps, joined_optional
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
@@ -24,8 +24,6 @@ Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 AnyArray = np.ndarray[Any, np.dtype[Any]]
 Rows = Ints | Bools | slice
 """Which rows: their numbers, a flag for each, or a range."""
-T = TypeVar("T", bound=np.generic)
-"""The type of the values of an array."""
 
 NONE = -1
 """No arguments, no shape, no reading of another clock."""
@@ -185,22 +183,6 @@ def signed(launch: int) -> int:
 def unsigned(launch: int) -> int:
     """The launch id as an unsigned integer, as records have it."""
     return launch + _U64 if launch < 0 else launch
-
-
-def joined_optional(
-    parts: Iterable[tuple[np.ndarray[Any, np.dtype[T]] | None, int]], missing: int
-) -> np.ndarray[Any, np.dtype[T]] | None:
-    """Join columns, with `missing` in place of those that are None; None where all are."""
-    columns = list(parts)
-    known = next((column for column, _ in columns if column is not None), None)
-    if known is None:
-        return None
-    return np.concatenate(
-        [
-            np.full((size, *known.shape[1:]), missing, known.dtype) if column is None else column
-            for column, size in columns
-        ]
-    )
 
 
 def joined(parts: Sequence[TraceColumns]) -> TraceColumns:

@@ -13,9 +13,9 @@ import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck, long_texts
-from tracepipe.event.columns import NONE, Bools, Int32s, Texts, distinct
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Texts, TraceColumns, distinct
 from tracepipe.event.model import OTHERS
-from tracepipe.event.shape import Shape, shape_of
+from tracepipe.event.shape import Shape, ShapeColumn, shape_of
 from tracepipe.event.stacks import Stacks
 from tracepipe.native import library
 
@@ -47,7 +47,7 @@ class Tables:
         """The bytes of text of the events that were numbered since this was set to 0."""
         self._args_numbers: dict[bytes, int] = {}
         self._odd: dict[int, Args] = {}
-        self._whole = np.zeros(2, np.bool_)
+        self._whole = ShapeColumn(self, lambda shape, _: shape.phase == "X", np.bool_)
 
     def shape_number(self, record: Mapping[str, Any]) -> int:
         """The number of the shape of a good record."""
@@ -115,11 +115,7 @@ class Tables:
 
     def are_whole(self) -> Bools:
         """Whether the events of a shape are whole slices (X), by its number, and two places for no shape."""
-        known = len(self._whole) - 2
-        if known < len(self.shapes):
-            new = [shape is not None and shape.phase == "X" for shape in self.shapes[known:]]
-            self._whole = np.concatenate([self._whole[:known], np.array([*new, False, False], np.bool_)])
-        return self._whole
+        return self._whole.values()
 
     def crowded(self) -> bool:
         """Whether it is time to forget what is not in use any more and to number the rest again."""
@@ -138,7 +134,6 @@ class Tables:
         self._numbers = {shape: at for at, shape in enumerate(self.shapes) if shape is not None}
         self._keep_texts(kept_shapes.tolist(), kept_args.tolist())
         self._odd = odd
-        self._whole = np.zeros(2, np.bool_)
         self.rounds += 1
         return new
 
@@ -248,3 +243,24 @@ def new_tables() -> Tables:
     """Return tables whose texts the native core keeps, where it is loaded."""
     core = library()
     return Tables() if core is None else NativeTables(core)
+
+
+def in_order(events: TraceColumns, tables: Tables) -> TraceColumns:
+    """Events in the order of time, then of the file; an X before those it encloses."""
+    order = order_of(events.ts_ns, events.dur_ns, tables.are_whole()[events.shape])
+    return events if order is None else events.take(order)
+
+
+def order_of(ts_ns: Int64s, dur_ns: Int64s, whole: Bools) -> Int64s | None:
+    """The places of events in that order, None where they are in it already; `whole` is which are X."""
+    if not bool((ts_ns[1:] < ts_ns[:-1]).any()):
+        at = np.flatnonzero(whole)
+        together = ts_ns[at[1:]] == ts_ns[at[:-1]]
+        if not bool((together & (dur_ns[at[1:]] > dur_ns[at[:-1]])).any()):
+            return None
+    order = np.argsort(ts_ns, kind="stable")
+    places = np.flatnonzero(whole[order])
+    if len(places) > 1:
+        of = order[places]
+        order[places] = of[np.lexsort((-dur_ns[of], ts_ns[of]))]
+    return order

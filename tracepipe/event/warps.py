@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -102,6 +102,8 @@ class PlacedWarps(WarpColumns):
 
 
 Batch = TypeVar("Batch", bound=WarpColumns)
+T = TypeVar("T", bound=np.generic)
+"""The type of the values of an array."""
 
 
 def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
@@ -125,19 +127,26 @@ def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
         yield some
 
 
+def joined_optional(
+    parts: Iterable[tuple[np.ndarray[Any, np.dtype[T]] | None, int]], missing: int
+) -> np.ndarray[Any, np.dtype[T]] | None:
+    """Join columns, with `missing` in place of those that are None; None where all are."""
+    columns = list(parts)
+    known = next((column for column, _ in columns if column is not None), None)
+    if known is None:
+        return None
+    return np.concatenate(
+        [
+            np.full((size, *known.shape[1:]), missing, known.dtype) if column is None else column
+            for column, size in columns
+        ]
+    )
+
+
 def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> Int64s | None:
     """Join a column of several batches, with `missing` where one lacks it; None where all lack it."""
-    parts = [getattr(batch, name) for batch in batches]
-    if all(part is None for part in parts):
-        return None
-    if any(part is None for part in parts):
-        of = "exit_ns" if name in EACH_EXIT else "warp"
-        sizes = [len(getattr(batch, of)) for batch in batches]
-        parts = [
-            np.full(size, missing, np.int64) if part is None else part
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-    return np.concatenate(parts)
+    of = "exit_ns" if name in EACH_EXIT else "warp"
+    return joined_optional(((getattr(one, name), len(getattr(one, of))) for one in batches), missing)
 
 
 def warps_of(record: Record) -> Warps:

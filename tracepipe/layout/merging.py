@@ -17,10 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, TraceColumns, distinct, joined
-from tracepipe.event.order import in_order
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Tables
+from tracepipe.event.tables import Tables, in_order
 from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 
 MERGED: Final = -3

@@ -36,9 +36,8 @@ from tracepipe.event.columns import (
 from tracepipe.event.model import COUNTS, FLOW_PHASES, TIME_LIMIT_NS, Record
 from tracepipe.event.nesting import NO_ROW, ShapeRow, new_nesting
 from tracepipe.event.ops import BEGIN, END
-from tracepipe.event.order import order_of
 from tracepipe.event.shape import Shape, ShapeColumn
-from tracepipe.event.tables import Args, Tables
+from tracepipe.event.tables import Args, Tables, order_of
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, RUNNING
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.part.stretch import OPEN_NS, Stretch

@@ -24,8 +24,7 @@ from tracepipe.part.stretch import Moment, Stretch
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import opened_again
 from tracepipe.recording.inputs import InputOptions
-from tracepipe.recording.open import OpenRecording, no_collector
-from tracepipe.recording.reading import Progress, Reading
+from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector
 
 # The keys of the recording's footer that the part's footer has; the others are sums over the whole recording.
 _OF_FOOTER = ("end", "gpus")

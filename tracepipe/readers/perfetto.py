@@ -6,12 +6,21 @@
                   44 thread_descriptor  2 process_tree
     TraceStats    1 buffer_stats… {3 chunks_overwritten  18 chunks_discarded  19 trace_writer_packet_loss}
     FtraceStats   1 phase (1 start, 2 end of the trace)  2 cpu_stats… {1 cpu  3 overrun  8 dropped_events}
+    GpuRenderStageEvent   2 duration  13 hw_queue_iid  14 stage_iid (3, 4 by number)  11 gpu_id  5 context
+                          10 submission_id  17 name  20 name_iid  19 kernel_iid
+                          21 launch {1 grid  2 workgroup}  6 extra data…  7 specifications of numbers:
+                          {2 queues…  3 stages…} {1 name}
+    InternedData          23 contexts {2 pid}  24 specifications {2 name}  1000 compute_kernels {2 name
+                          3 demangled name}
 
 Packets are read one after the other. Times are put on the trace's clock immediately, as the trace processor
 does. Events are sorted by them in temporary files without names. Packets that are not read are counted by
 their fields. Losses of TraceStats and FtraceStats are counts of a whole trace, of which the last one is used.
-Source: protos/perfetto/trace/trace_packet.proto, ftrace/ftrace_stats.proto, and
-protos/perfetto/common/trace_stats.proto of perfetto v52.
+GPU stages are kernels, or stages of graphics, on queues: a queue becomes a stream, by its number or else in
+the order of the queues' first stages.
+
+Source: protos/perfetto/trace/trace_packet.proto, ftrace/ftrace_stats.proto, gpu/gpu_render_stage_event.proto
+and protos/perfetto/common/trace_stats.proto of perfetto v52.
 """
 
 from __future__ import annotations
@@ -21,14 +30,26 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.event.columns import SourceBatch, no_events
-from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Header, HostInstant, Problem, Record
+from tracepipe.event.model import (
+    COUNT_LIMIT,
+    ID_LIMIT,
+    INDEX_LIMIT,
+    TIME_LIMIT_NS,
+    Header,
+    HostInstant,
+    Problem,
+    Record,
+)
 from tracepipe.event.tables import packed
 from tracepipe.readers.perfetto_events import Ordered, TrackEvents
-from tracepipe.readers.perfetto_gpu import GpuStages
 from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, is_trace, parts_of
 from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_sequences import (
     BOOTTIME,
+    EVENT_NAMES,
+    GPU_CONTEXTS,
+    GPU_KERNELS,
+    GPU_STAGES,
     PerfettoClocks,
     Sequence,
     Sequences,
@@ -36,9 +57,104 @@ from tracepipe.readers.perfetto_sequences import (
     defaults_of,
 )
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
-from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
+from tracepipe.readers.recording import FirstProblems, Recording, counted_problems, cut_text
 from tracepipe.readers.sorted_rows import SortedEvents, SortedRow, SortedRows, with_others
-from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
+from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged, text
+
+_DURATION, _QUEUE_IID, _STAGE_IID, _GPU, _CONTEXT = 2 << 3, 13 << 3, 14 << 3, 11 << 3, 5 << 3
+_QUEUE, _STAGE, _SUBMISSION = 3 << 3, 4 << 3, 10 << 3
+_NAME, _NAME_IID, _KERNEL_IID, _LAUNCH = 17 << 3 | BYTES, 20 << 3, 19 << 3, 21 << 3 | BYTES
+_EXTRA, _SPECIFICATIONS = 6 << 3 | BYTES, 7 << 3 | BYTES
+_ONE, _TWO, _THREE = (field << 3 | BYTES for field in (1, 2, 3))
+_GPUS_MAX: Final = 1 << 10
+_QUEUES_MAX: Final = 1 << 12
+_EXTRAS_MAX: Final = 256
+
+
+def _text(data: bytes) -> str:
+    return cut_text(text(data))
+
+
+class GpuStages:
+    """Reads stages. `counted` counts what was not read, by kind."""
+
+    def __init__(self, rows: SortedRows) -> None:
+        self._rows = rows
+        self.counted: Counts[str] = Counts()
+        self._queues: list[str] = []
+        self._stages: list[str] = []
+        """Names by number, as older programs give them."""
+        self._streams: dict[tuple[int, str], int] = {}
+
+    def add(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        """Add a GpuRenderStageEvent, of a packet with this time. Raises WireError."""
+        fields = tagged(data)
+        of = dict(fields)
+        for tag, value in tagged(of.get(_SPECIFICATIONS, b"")):  # the names of queues and stages
+            if tag in (_TWO, _THREE):
+                names = self._queues if tag == _TWO else self._stages
+                if len(names) < _QUEUES_MAX:
+                    names.append(_text(dict(tagged(value)).get(_ONE, b"")))
+        if _STAGE not in of and _STAGE_IID not in of:
+            return
+        gpu, dur_ns = signed(of.get(_GPU, 0)), of.get(_DURATION, 0)
+        if not 0 <= gpu < _GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS - dur_ns:
+            self.counted["stage|stages has|have an impossible GPU or time"] += 1
+            return
+        queue = self._named(of, sequence, _QUEUE_IID, _QUEUE)
+        stage = self._named(of, sequence, _STAGE_IID, _STAGE)
+        name = self._name(of, sequence) or stage
+        args = {"queue": queue, "stage": stage} if name != stage else {"queue": queue}
+        for tag, value in fields:
+            if tag == _EXTRA and len(args) < _EXTRAS_MAX:
+                extra = dict(tagged(value))
+                args[_text(extra.get(_ONE, b""))] = _text(extra.get(_TWO, b""))
+        if _SUBMISSION in of:
+            args["submission_id"] = of[_SUBMISSION]
+        record: dict[str, Any] = {
+            "type": "gpu_kernel", "name": name, "phase": "X", "dur_ns": 0, "gpu": gpu,
+            "stream": self._stream(gpu, queue, of),
+        }  # fmt: skip
+        context = sequence.name(GPU_CONTEXTS, of.get(_CONTEXT, 0))
+        pid = 0 if context is None else signed(dict(tagged(context)).get(2 << 3, 0))
+        record |= {"pid": pid} if 0 < pid <= ID_LIMIT else {}
+        launch = dict(tagged(of.get(_LAUNCH, b"")))
+        for key, tag in (("grid", _ONE), ("block", _TWO)):
+            if tag in launch:
+                three = dict(tagged(launch[tag]))
+                size = [three.get(axis << 3, 1) for axis in (1, 2, 3)]
+                if all(one <= INDEX_LIMIT for one in size):
+                    record[key] = size
+        self._rows.add(SortedRow(ts_ns, 0, dur_ns, 0, packed(record), packed(args)))
+
+    def _named(self, of: dict[int, Any], sequence: Sequence, iid: int, number: int) -> str:
+        """The name of a queue or a stage."""
+        if iid in of:
+            entry = sequence.name(GPU_STAGES, of[iid])
+            name = b"" if entry is None else dict(tagged(entry)).get(_TWO, b"")
+            return _text(name) or f"{of[iid]}"
+        at, names = signed(of.get(number, 0)), self._queues if number == _QUEUE else self._stages
+        what = "queue" if number == _QUEUE else "render stage"
+        return (names[at] if 0 <= at < len(names) else "") or f"{what}({at})"
+
+    def _name(self, of: dict[int, Any], sequence: Sequence) -> str:
+        """The name of a stage, where it has its own."""
+        if _KERNEL_IID in of and (entry := sequence.name(GPU_KERNELS, of[_KERNEL_IID])):
+            kernel = dict(tagged(entry))
+            if name := _text(kernel.get(_THREE, b"") or kernel.get(_TWO, b"")):
+                return name
+        if _NAME in of:
+            return _text(of[_NAME])
+        return cut_text(sequence.text_of(EVENT_NAMES, of.get(_NAME_IID, 0)) or "")
+
+    def _stream(self, gpu: int, queue: str, of: dict[int, Any]) -> int:
+        if _QUEUE_IID not in of and 0 <= signed(of.get(_QUEUE, 0)) <= ID_LIMIT:
+            return signed(of.get(_QUEUE, 0))
+        key = gpu, queue
+        if key not in self._streams and len(self._streams) < _QUEUES_MAX:
+            self._streams[key] = sum(other == gpu for other, _ in self._streams)
+        return self._streams.get(key, 0)
+
 
 _BUFFER, _OF_CPU = 1 << 3 | BYTES, 2 << 3 | BYTES
 _OF_BUFFERS: Final = {
@@ -105,7 +221,7 @@ _STEP_PACKETS: Final = 1 << 12
 _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
-_FTRACE, _STATE, _STAGE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 53, 35, 34))
+_FTRACE, _STATE, _RENDER_STAGE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 53, 35, 34))
 # The most kinds of packets that are counted separately, and the number for all others.
 _KINDS_MAX, _OTHERS = 1 << 10, 0
 _IS_CLEARED, _NEEDS_STATE = 1, 2
@@ -152,7 +268,7 @@ class _Trace:
             _TREE: lambda data, ts_ns, sequence: self._tree(data),
             _FTRACE: lambda data, ts_ns, sequence: self._ftrace(data),
             _STATE: lambda data, ts_ns, sequence: self._scheduling.add_state(data, ts_ns),
-            _STAGE: self._stages.add,
+            _RENDER_STAGE: self._stages.add,
             _STATS: lambda data, ts_ns, sequence: self._losses.note_stats(data),
             _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.note_ftrace_stats(data),
         }

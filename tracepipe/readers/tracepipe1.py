@@ -32,7 +32,6 @@ from tracepipe.event.columns import (
     Row,
     SourceBatch,
     event_columns,
-    joined_optional,
     no_indices,
     signed,
 )
@@ -48,7 +47,7 @@ from tracepipe.event.model import (
 from tracepipe.event.schema import fields_of
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import NativeTables, Tables
-from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps
+from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps, joined_optional
 from tracepipe.native import library
 from tracepipe.native.signatures import Columns, WarpLines
 from tracepipe.readers.recording import (

@@ -17,9 +17,8 @@ from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
 from tracepipe.recording.account import Account
 from tracepipe.recording.inputs import InputOptions, Inputs, Placed, open_inputs, open_separately
-from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.outputs import trace_names
-from tracepipe.recording.reading import Progress, Reading
+from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector, open_recording
 from tracepipe.units import counted
 
 if TYPE_CHECKING:

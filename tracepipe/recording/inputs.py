@@ -24,8 +24,7 @@ from tracepipe.event.tables import KEPT_MAX, Tables, new_tables
 from tracepipe.options import STANDARD
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
-from tracepipe.recording.open import OpenRecording, open_recording
-from tracepipe.recording.reading import Progress, Reading
+from tracepipe.recording.reading import OpenRecording, Progress, Reading, open_recording
 from tracepipe.recording.remote import is_url
 from tracepipe.recording.survey import Part, Survey, numbered, surveyed
 from tracepipe.units import duration_text

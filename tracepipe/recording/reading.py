@@ -1,21 +1,233 @@
-"""The one loop that reads a recording: batches, progress, damage, and the account of what was found."""
+"""Opens a recording: recognizes its format, reads its header, and relates its clocks. Then the one loop that
+reads it: batches, progress, damage, and the account of what was found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import ctypes
+import gc
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
+import orjson
 
+from tracepipe.clocks import Clocks
+from tracepipe.errors import FormatError, InputError
+from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
-from tracepipe.event.model import STALLS, Footer, Problem
+from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Header, Problem, Record
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
+from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
+from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
 from tracepipe.recording.account import Account
-from tracepipe.recording.open import OpenRecording, damage, footer_notes, refused
-from tracepipe.units import counted
+from tracepipe.recording.files import InputStream, open_input
+from tracepipe.units import agree, counted
+
+_CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
+
+
+@dataclass(slots=True)
+class OpenRecording:
+    """A recording whose batches can be read and put on the trace clock.
+
+    `source` is the input format's name.
+    """
+
+    recording: Recording
+    clocks: Clocks
+    stream: InputStream
+    source: str
+
+
+def clock_records(stream: BinaryIO) -> Iterator[Record]:
+    """The good `clock` records of a stream of JSON Lines, found without looking at the other lines."""
+    for text, _, _ in chunks_of_text(stream):
+        at = -1
+        while (at := text.find(b'"clock"', at + 1)) >= 0:
+            end = text.find(b"\n", at)
+            line = text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)]
+            at = end if end >= 0 else len(text)
+            if not _CLOCK_RECORD.search(line):
+                continue
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue  # the reader will report it
+            if isinstance(record, dict) and record.get("type") == "clock" and not first_fault(record):
+                yield record
+
+
+# Fewer take less than a megabyte while they are fitted.
+_MANY_PAIRS: Final = 1_000
+
+
+class _Pairs:
+    """The clock pairs of a recording, which can be iterated several times: those of the header, then those of
+    the file, where there is a `stream` to search. `given` counts them over all iterations.
+    """
+
+    def __init__(self, of_header: list[Record], stream: InputStream | None) -> None:
+        self._of_header, self._stream = of_header, stream
+        self.given = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        for pair in self._of_header:
+            self.given += 1
+            yield pair
+        if self._stream is not None:
+            with self._stream.again() as again:
+                for pair in clock_records(cast(BinaryIO, again)):
+                    self.given += 1
+                    yield pair
+
+
+def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:
+    for at, pair in enumerate(header.clock_pairs):
+        record = {"type": "clock", **pair}
+        if fault := first_fault(record):
+            problems.append(Problem(1, f"clock_pairs[{at}].{fault[0]}", fault[1]))
+        else:
+            yield record
+
+
+@contextmanager
+def open_recording(
+    path: str,
+    source_format: str = "",
+    assumed: Mapping[str, int | str] | None = None,
+    undated: str = UNDATED[0],
+    *,
+    is_growing: bool = False,
+    called: str = "",
+) -> Iterator[OpenRecording]:
+    """Open an input and relate its clocks. Where that needs pairs from the whole file, it is read twice, and
+    once more where there are more pairs than are kept.
+
+
+
+    `source_format` is for inputs whose content does not show their format. `assumed` places clocks that have
+    no pairs: clock → ns to add, or the name of a host clock. `undated`, one of `UNDATED`, is what is done
+    with lines without a time. A recording that `is_growing` is read once, as it comes: only its times in
+    source time are right. `called` is its name in errors, by default its path. Raises InputError,
+    FormatError, ClockError.
+    """
+    with ExitStack() as stack:
+        stream = stack.enter_context(open_input(path, is_growing=is_growing))
+        path = called or path
+
+        @cache
+        def file() -> BinaryIO:
+            return stack.enter_context(stream.as_file())
+
+        source = _recognised(stream, path, source_format, file, is_growing=is_growing)
+        recording = _read(source, file() if source.needs_file else cast(BinaryIO, stream), path, undated)
+        recording.batches = naming_others(recording.batches, source)
+        header = recording.header
+        problems: list[Problem] = []
+        of_header = list(_header_pairs(header, problems))
+        recording.batches = with_problems(problems, recording.batches)
+        used = header.declared_clocks
+        needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
+        pairs = _Pairs(of_header, stream if needs_others else None)
+        clocks = Clocks(header, pairs, assumed)
+        if pairs.given > _MANY_PAIRS:
+            _give_back()
+        yield OpenRecording(recording, clocks, stream, source.name)
+
+
+def _give_back() -> None:
+    """Return freed memory to the system. Many clock pairs take some MB while they are fitted, which the C
+    library would keep in pieces. That goes through all that the process has freed.
+    """
+    # musl has no such function, and keeps no memory.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _recognised(
+    stream: InputStream,
+    path: str,
+    source_format: str,
+    file: Callable[[], BinaryIO],
+    *,
+    is_growing: bool = False,
+) -> InputFormat:
+    head = stream.head(is_known) if is_growing else stream.head()
+    if not head.strip() and not source_format:
+        if stream.damage:
+            raise InputError(f"cannot be read: {stream.damage}", "Copy or record it again.", path=path)
+        raise InputError("is empty", "Record something first.", path=path)
+    try:
+        return recognise(head, source_format, file)
+    except InputError as e:
+        raise InputError(e.message, e.hint, path=path) from e
+    except FormatError as e:
+        if source_format:
+            raise
+        raise FormatError(f"{path}: {e.message}", e.hint) from e
+
+
+def _read(source: InputFormat, stream: BinaryIO, path: str, undated: str) -> Recording:
+    if undated not in UNDATED:
+        raise FormatError(
+            f"lines without a time cannot be taken as {undated!r}", f"Use one of: {', '.join(UNDATED)}."
+        )
+    try:
+        return source.read(stream, undated)
+    except InputError as e:
+        # The reader does not know the path: its message starts with the line alone.
+        raise InputError(e.message.removeprefix(f":{e.line}: "), e.hint, path=path, line=e.line) from e
+
+
+def refused(problem: Problem, path: str) -> InputError:
+    """The error that `--strict` raises for a line that was skipped."""
+    return InputError(
+        problem.message,
+        "Leave out --strict to skip and count such lines.",
+        path=path,
+        line=problem.line,
+        field=problem.field,
+    )
+
+
+def damage(stream: InputStream) -> Problem:
+    """The problem for compressed data that ended in damage."""
+    if stream.is_cut:
+        return Problem(0, "", stream.damage)
+    return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
+
+
+def footer_notes(footer: Footer, counts: Mapping[str, int]) -> list[str]:
+    """Notes where the footer disagrees with the file."""
+    if not footer.is_read:
+        return ["the file has no footer: the capture was cut off"]
+    return [
+        f"the footer counts {made} {layer} {agree(made, 'event|events')}, the file has {counts.get(layer, 0)}"
+        for layer, made in footer.counts.items()
+        if counts.get(layer, 0) != made
+    ]
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Stop the cycle collector. Records have no cycles, and looking for them takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read and the bytes in all, 0 where they are not known."""

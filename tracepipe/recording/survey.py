@@ -23,8 +23,7 @@ from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 from tracepipe.event.warps import PlacedWarps
-from tracepipe.recording.open import OpenRecording
-from tracepipe.recording.reading import Reading
+from tracepipe.recording.reading import OpenRecording, Reading
 
 # The most processes of a recording that are noted. A machine has some thousand.
 _PROCESSES_MAX: Final = 1 << 16

@@ -31,8 +31,7 @@ from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
 from tracepipe.event.warps import PlacedWarps, at_once
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.recording.account import Account
-from tracepipe.recording.open import OpenRecording, no_collector, open_recording
-from tracepipe.recording.reading import Progress, Reading
+from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector, open_recording
 from tracepipe.store.args import ArgsWriter
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.samples import SERIES, sample_values

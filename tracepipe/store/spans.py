@@ -22,7 +22,7 @@ from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, TraceColu
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.nesting import NO_ROW, OVERLAP_ROWS_MAX, AnyNesting
 from tracepipe.event.ops import BEGIN, END
-from tracepipe.event.order import order_of
+from tracepipe.event.tables import order_of
 from tracepipe.store.schema import FROM_DURATION, INSTANT, NO_BEGIN, SPAN, UNCLOSED
 
 Rows = dict[str, Any]
