@@ -24,6 +24,7 @@ import pytest
 from tests.support.live_records import ENTER, RETURN, F, plan, record
 from tracepipe.terminal import live_view as live_view_module
 from tracepipe.terminal.live_view import CommandOutput, live_view
+from tracepipe.tracer.engines.engine import Chunk
 from tracepipe.tracer.live.totals import LiveSink
 
 _CONTROL = re.compile(rb"\x1b\[(\?25[lh]|(\d*)([A-Za-z])|[\d;]*m)|[\r\n]|[^\x1b\r\n]+")
@@ -97,7 +98,7 @@ def shown(written: bytes) -> list[str]:
 
 
 def calls(sink: LiveSink, count: int) -> None:
-    sink.put((record(ENTER, 1000, F) + record(RETURN, 3000, F)) * count)
+    sink.put(Chunk((record(ENTER, 1000, F) + record(RETURN, 3000, F)) * count))
 
 
 def watching(command: list[str], **options: object) -> Callable[[], None]:

@@ -25,6 +25,7 @@ from tracepipe.recording.compression import compressing
 from tracepipe.recording.convert import check
 from tracepipe.recording.files import open_input
 from tracepipe.recording.outputs import written_recording
+from tracepipe.tracer.engines.engine import Chunk
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.request import Limits, Plan, Scope
 from tracepipe.tracer.spool import PART_BYTES, Spool
@@ -267,7 +268,7 @@ def spooled(sink: BinaryIO, records: int, **options: Any) -> Spool:
     """A spool that was given so many records and has not ended."""
     spool = Spool(sink, OneLineEach(), **options)
     spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
-    spool.put(bytes(64 * records))
+    spool.put(Chunk(bytes(64 * records)))
     return spool
 
 
@@ -298,7 +299,7 @@ def test_lines_are_in_the_file_soon_though_no_more_come(
         spool = spooled(sink, 1)
         for lines in (1, 2):  # the second time by the same clock
             wait_until(partial(has, lines))
-            spool.put(bytes(64))
+            spool.put(Chunk(bytes(64)))
         spool.close()
 
 
@@ -348,7 +349,7 @@ def test_what_the_disk_has_no_room_for_is_counted_as_lost(monkeypatch: pytest.Mo
     written = sum(line["type"] == "userspace" for line in lines)
     assert spool.counts["userspace"] == written > 0
     assert spool.counts["userspace"] + spool.losses["userspace"] == 20_000
-    spool.put(bytes(64 * 5))
+    spool.put(Chunk(bytes(64 * 5)))
     assert spool.counts["userspace"] == written
 
 
@@ -363,8 +364,8 @@ def test_a_full_folder_of_temporary_files_ends_the_recording_and_loses_no_line(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("tracepipe.tracer.spool.os.pwrite", full)
-    spool.put(bytes(64 * 7))
-    spool.put(bytes(64 * 4))
+    spool.put(Chunk(bytes(64 * 7)))
+    spool.put(Chunk(bytes(64 * 4)))
     run(spool)
     assert isinstance(spool.error, OutputError)
     assert "TMPDIR" in spool.error.hint
@@ -397,7 +398,7 @@ def test_where_no_lines_can_be_made_the_rest_is_counted(
     monkeypatch.setattr("tracepipe.tracer.spool._RUN_BYTES", 2 * 64)
     spool = Spool(output, Broken(), is_unordered=is_unordered)
     spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
-    spool.put(bytes(10 * 64))
+    spool.put(Chunk(bytes(10 * 64)))
     run(spool)
     assert spool.error is error
     lines = len(rendered[0]) // 64
@@ -417,7 +418,7 @@ def test_what_can_neither_be_written_nor_counted_is_a_loss_of_an_unknown_layer()
     output = io.BytesIO()
     spool = Spool(output, Broken())
     spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
-    spool.put(bytes(10 * 64))
+    spool.put(Chunk(bytes(10 * 64)))
     run(spool)
     assert isinstance(spool.error, MemoryError)
     assert (spool.counts, spool.losses) == ({}, {"unknown": 10})
@@ -430,7 +431,7 @@ def test_the_temporary_file_has_no_room_for_what_has_become_lines() -> None:
     spool = spooled(io.BytesIO(), 0)
     chunk = bytes(64 * 16384)
     for _ in range(16):
-        spool.put(chunk)
+        spool.put(Chunk(chunk))
     spool.finish()
     assert spool.wait(60)
     status = os.fstat(spool._backlog._file.fileno())

@@ -13,8 +13,8 @@ import pytest
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw
 from tracepipe.errors import OutputError
 from tracepipe.tracer import flight
-from tracepipe.tracer.engines.engine import Attachment
-from tracepipe.tracer.flight import Chunk, FlightRecorder, Outputs, Ring
+from tracepipe.tracer.engines.engine import Attachment, Chunk
+from tracepipe.tracer.flight import FlightRecorder, Outputs, Ring
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD_BYTES, Loss
 from tracepipe.tracer.records.render import RecordRenderer
@@ -111,10 +111,7 @@ class Recorder:
         self.inner.follow()
         self.clock.now_ns = int(seconds * 10**9)
         for item in items:
-            if isinstance(item, Loss):
-                self.inner.put_loss(item)
-            else:
-                self.inner.put(item)
+            self.inner.put(item if isinstance(item, Loss) else Chunk(item))
         self.inner.follow()
 
     def written(self, reason: str = "SIGUSR2") -> list[Line]:

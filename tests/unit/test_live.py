@@ -38,6 +38,7 @@ from tests.support.live_records import (
     record,
 )  # fmt: skip
 from tracepipe.terminal.live_table import View, functions_that_fit, ordered, view_lines
+from tracepipe.tracer.engines.engine import Chunk
 from tracepipe.tracer.live.totals import (
     FunctionTotal,
     Histogram,
@@ -376,9 +377,9 @@ def test_the_sink_adds_up_in_order() -> None:
     sink = LiveSink()
     assert sink.snapshot() is None
     sink.begin(plan(), time.monotonic_ns())
-    sink.put(record(ENTER, 100, F))
-    sink.put_loss(Loss("userspace", 3, 100, 200, "full", cpu=1))
-    sink.put(record(RETURN, 300, F) + record(ENTER, 400, G) + record(RETURN, 450, G))
+    sink.put(Chunk(record(ENTER, 100, F)))
+    sink.put(Loss("userspace", 3, 100, 200, "full", cpu=1))
+    sink.put(Chunk(record(RETURN, 300, F) + record(ENTER, 400, G) + record(RETURN, 450, G)))
     snapshot = sink.snapshot()
     assert snapshot is not None
     found = by_name(snapshot)
@@ -397,7 +398,7 @@ def test_a_sink_that_is_behind_counts_exactly() -> None:
     sink = LiveSink(behind_bytes=-1)
     sink.begin(plan(), 0)
     for _ in range(50):
-        sink.put((record(ENTER, 1, F) + record(RETURN, 2, F)) * 100)
+        sink.put(Chunk((record(ENTER, 1, F) + record(RETURN, 2, F)) * 100))
     sink.finish()
     assert sink.wait(60)
     snapshot = sink.snapshot()

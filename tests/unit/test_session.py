@@ -18,8 +18,8 @@ from tests.unit.test_capture_record import raw
 from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.tracer import ENGINES, CaptureRequest, CaptureSummary, capture, spool
-from tracepipe.tracer.engines.engine import Attachment
-from tracepipe.tracer.flight import Chunk, Ring
+from tracepipe.tracer.engines.engine import Attachment, Chunk
+from tracepipe.tracer.flight import Ring
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD_BYTES, Loss, unread_error
 from tracepipe.tracer.request import Last, Notify, Plan

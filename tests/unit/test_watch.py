@@ -196,21 +196,23 @@ def test_calls_of_threads_and_nested_calls_are_distinguished() -> None:
 def test_kernels_and_calls_of_cupti_are_looked_at() -> None:
     device = Device(kernel_renderer(), "userspace", "gpu_kernel")
     watching = watch("kernel:^add > 400ns", "cudaLaunch* > 1ms", device=device)
-    watching.add_device(hello() + name(1, "add(int)") + name(2, "mul(int)"))
-    watching.add_device(
-        function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9))
+    watching.add(hello() + name(1, "add(int)") + name(2, "mul(int)"), of_device=True)
+    watching.add(
+        function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9)),
+        of_device=True,
     )
-    watching.add_device(record(KernelKind.KERNEL, kernel(100, 9, named=2)))
+    watching.add(record(KernelKind.KERNEL, kernel(100, 9, named=2)), of_device=True)
     assert watching.due(0) == "" and watching.due(2000 * MS) == ""
-    watching.add_device(record(KernelKind.KERNEL, kernel(100, 9)))
+    watching.add(record(KernelKind.KERNEL, kernel(100, 9)), of_device=True)
     assert watching.due(3000 * MS) == ""
     assert watching.due(4000 * MS) == "kernel:^add > 400ns: add(int) took 500 ns"
 
 
 def test_a_call_of_cupti_that_took_longer_is_found_by_its_name() -> None:
     watching = watch("cudaLaunch* > 99ns", device=Device(kernel_renderer(), "userspace", "gpu_kernel"))
-    watching.add_device(
-        function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9))
+    watching.add(
+        function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9)),
+        of_device=True,
     )
     assert watching.due(0) == ""
     assert watching.due(1000 * MS) == "cudaLaunch* > 99ns: cudaLaunchKernel took 100 ns"
@@ -219,9 +221,9 @@ def test_a_call_of_cupti_that_took_longer_is_found_by_its_name() -> None:
 def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None:
     device = Device(warp_renderer(), "userspace", "gpu_kernel")
     watching = watch("cuStreamSynchronize > 50ms", device=device)
-    watching.add_device(name(5, "cuStreamSynchronize") + entry(5, 10 * MS) + leave(5, 20 * MS))
+    watching.add(name(5, "cuStreamSynchronize") + entry(5, 10 * MS) + leave(5, 20 * MS), of_device=True)
     assert watching.due(30 * MS) == ""
-    watching.add_device(entry(5, 40 * MS))
+    watching.add(entry(5, 40 * MS), of_device=True)
     assert watching.due(91 * MS) == ""
     assert (
         watching.due(1091 * MS) == "cuStreamSynchronize > 50ms: cuStreamSynchronize still runs after 51.0 ms"
@@ -231,13 +233,14 @@ def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None
 def test_annotations_are_passed_over() -> None:
     device = Device(annotation_renderer(kernels=True), "userspace", "gpu_kernel", "annotation")
     watching = watch("kernel:add > 400ns", device=device)
-    watching.add_device(
-        begun(AnnotationKind.PUSH, "add") + name(1, "add(int)") + record(KernelKind.KERNEL, kernel(100, 9))
+    watching.add(
+        begun(AnnotationKind.PUSH, "add") + name(1, "add(int)") + record(KernelKind.KERNEL, kernel(100, 9)),
+        of_device=True,
     )
     assert watching.due(0) == ""
     assert watching.due(1000 * MS) == "kernel:add > 400ns: add(int) took 500 ns"
     alone = Device(annotation_renderer(), "annotation")
-    watch("cuInit > 1ms", device=alone).add_device(begun(AnnotationKind.PUSH, "cuInit"))
+    watch("cuInit > 1ms", device=alone).add(begun(AnnotationKind.PUSH, "cuInit"), of_device=True)
 
 
 def blocked(start_ms: float, end_ms: float, number: int = FUTEX, tid: int = 12) -> bytes:
@@ -277,15 +280,17 @@ def test_calls_of_a_thread_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_that_took_longer_is_written_whatever_is_around_it() -> None:
     device = Device(annotation_renderer(), "annotation")
     watching = watch("nvtx:step* > 50ms", device=device)
-    watching.add_device(
-        begun(AnnotationKind.PUSH, "step 1", 0, at_ns=0) + begun(AnnotationKind.PUSH, "forward", 1, at_ns=0)
+    watching.add(
+        begun(AnnotationKind.PUSH, "step 1", 0, at_ns=0) + begun(AnnotationKind.PUSH, "forward", 1, at_ns=0),
+        of_device=True,
     )
-    watching.add_device(
-        ended(AnnotationKind.POP, 1, at_ns=45 * MS) + ended(AnnotationKind.POP, 0, at_ns=50 * MS)
+    watching.add(
+        ended(AnnotationKind.POP, 1, at_ns=45 * MS) + ended(AnnotationKind.POP, 0, at_ns=50 * MS),
+        of_device=True,
     )
     assert [watching.due(at * MS) for at in (51, 1100)] == ["", ""]
-    watching.add_device(begun(AnnotationKind.PUSH, "step 2", 0, at_ns=1100 * MS))
-    watching.add_device(ended(AnnotationKind.POP, 0, at_ns=1151 * MS))
+    watching.add(begun(AnnotationKind.PUSH, "step 2", 0, at_ns=1100 * MS), of_device=True)
+    watching.add(ended(AnnotationKind.POP, 0, at_ns=1151 * MS), of_device=True)
     assert watching.due(1160 * MS) == ""
     assert watching.due(2160 * MS) == "nvtx:step* > 50ms: step 2 took 51.0 ms"
 
@@ -296,7 +301,7 @@ def test_a_range_of_a_process_is_its_own_whatever_thread_ends_it_and_is_written_
     both = begun(AnnotationKind.START, "epoch", 7, at_ns=0) + begun(
         AnnotationKind.START, "epoch", 8, at_ns=20 * MS
     )
-    watching.add_device(both + ended(AnnotationKind.END, 7, tid=99, at_ns=45 * MS))
+    watching.add(both + ended(AnnotationKind.END, 7, tid=99, at_ns=45 * MS), of_device=True)
     assert watching.due(70 * MS) == ""
     assert watching.due(71 * MS) == ""
     assert watching.due(1071 * MS) == "nvtx:epoch > 50ms: epoch still runs after 51.0 ms"

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import HostInstant
-from tracepipe.tracer.engines.engine import Attachment, Decoder, Store
+from tracepipe.tracer.engines.engine import Attachment, Chunk, Decoder, Store
 from tracepipe.tracer.frame import footer_of, instant
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
 from tracepipe.tracer.records.render import RecordRenderer
@@ -100,18 +100,10 @@ class FlightRecorder(Store):
         self._watch = Watch(self._last, plan, self._device) if self._last.when else None
         self._ring = Ring(self._last, is_unordered=self._attachment.is_unordered)
 
-    def put(self, chunk: bytes) -> None:
-        self._ring.put(Chunk(chunk, of_device=False))
-        if self._watch is not None:
-            self._watch.add(chunk)
-
-    def put_device(self, chunk: bytes) -> None:
-        self._ring.put(Chunk(chunk, of_device=True))
-        if self._watch is not None:
-            self._watch.add_device(chunk)
-
-    def put_loss(self, loss: Loss) -> None:
-        self._ring.put(loss)
+    def put(self, item: Chunk | Loss) -> None:
+        self._ring.put(item)
+        if self._watch is not None and isinstance(item, Chunk):
+            self._watch.add(item.content, of_device=item.of_device)
 
     def ask(self, reason: str) -> None:
         self._asked = self._asked or reason
@@ -282,14 +274,10 @@ class FlightRecorder(Store):
         if dump.is_abandoned:
             spool.abandon()
         for loss in dump.never_followed:
-            spool.put_loss(Loss(None, loss.count, start_ns, start_ns, loss.reason))
+            spool.put(Loss(None, loss.count, start_ns, start_ns, loss.reason))
         late.reverse()
         while late:  # frees each item as soon as it is put
-            item = late.pop()
-            if isinstance(item, Loss):
-                spool.put_loss(item)
-            else:
-                (spool.put_device if item.of_device else spool.put)(item.content)
+            spool.put(late.pop())
         spool.finish()
         while not spool.wait(1.0):
             pass
@@ -348,14 +336,6 @@ class _Dump:
             self.spool.abandon()
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Whole records, as they were collected."""
-
-    content: bytes
-    of_device: bool
-
-
 @dataclass(slots=True)
 class Segment:
     """The items between the begin of this segment and that of the next one, in order."""
@@ -388,7 +368,7 @@ class Ring:
                 self._segments.append(Segment(later(newest.begin, max(later_ns, 0))))
             elif not newest.items and not self._is_unordered:
                 newest.begin = later(newest.begin, later_ns)
-            self._put(Chunk(piece, of_device=False))
+            self._put(Chunk(piece))
 
     def _put(self, item: Chunk | Loss) -> None:
         size_bytes = _ITEM_BYTES + (len(item.content) if isinstance(item, Chunk) else 0)
@@ -444,7 +424,7 @@ def _joined(items: list[Chunk | Loss]) -> list[Chunk | Loss]:
             parts.append(item.content)
             continue
         if parts:
-            joined.append(Chunk(b"".join(parts), of_device=False))
+            joined.append(Chunk(b"".join(parts)))
             parts = []
         if item is not None:
             joined.append(item)
@@ -499,14 +479,10 @@ class Watch:
         self._found: tuple[Condition, Span] | None = None
         self._write_at_ns = self._again_at_ns = 0
 
-    def add(self, chunk: bytes) -> None:
-        """Read records of probes."""
-        self._look(self._records.ended(chunk))
-
-    def add_device(self, chunk: bytes) -> None:
-        """Read records of the GPUs' engine."""
-        if self._channel is not None:
-            self._look(self._channel.ended(chunk))
+    def add(self, chunk: bytes, *, of_device: bool = False) -> None:
+        """Read records."""
+        reader = self._channel if of_device else self._records
+        self._look(reader.ended(chunk) if reader is not None else ())
 
     def due(self, now_ns: int) -> str:
         """Why a recording is to be written now; "" if none is."""

@@ -16,7 +16,7 @@ from tracepipe.errors import OutputError
 from tracepipe.event.model import HostInstant
 from tracepipe.hooks.hook import FilePlace
 from tracepipe.tracer.engines.drain import SHORT_S, Tick
-from tracepipe.tracer.engines.engine import Attachment, Engine, Listeners, Store
+from tracepipe.tracer.engines.engine import Attachment, Chunk, Engine, Listeners, Store
 from tracepipe.tracer.find.library import find_program
 from tracepipe.tracer.flight import FlightRecorder, Outputs
 from tracepipe.tracer.frame import footer_of, header_of, instant
@@ -298,10 +298,10 @@ class _Session:
             if self.request.limits.events is not None:
                 self._events += event_count(chunk)
             for collector in collectors:
-                collector.put(chunk)
+                collector.put(Chunk(chunk))
         for loss in self.attachment.lost():
             for collector in collectors:
-                collector.put_loss(loss)
+                collector.put(loss)
         return len(chunk)
 
     def _move_device(self, *, is_final: bool = False) -> int:
@@ -310,9 +310,9 @@ class _Session:
             return 0
         chunk = self.device.collect(is_final=is_final)
         if chunk:
-            self.store.put_device(chunk)
+            self.store.put(Chunk(chunk, of_device=True))
         for loss in self.device.lost():
-            self.store.put_loss(loss)
+            self.store.put(loss)
         return len(chunk)
 
     def _wait_for_room(self) -> None:

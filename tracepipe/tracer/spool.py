@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tracepipe import disk_space
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.tracer.engines.drain import SHORT_S
-from tracepipe.tracer.engines.engine import Decoder, Store
+from tracepipe.tracer.engines.engine import Chunk, Decoder, Store
 from tracepipe.tracer.records.line import Lines, record_line
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss, loss_record, unread, unread_error
 from tracepipe.tracer.records.render import RecordRenderer
@@ -93,7 +93,7 @@ class Spool(Store):
         self._size_bytes = 0
         self._unkept: Counter[str | None] = Counter()  # None: records that were not counted by layer
         self._items = Waiting()
-        self._held: deque[tuple[bytes | Loss, bool]] = deque()  # True for a GPU's chunk
+        self._held: deque[Chunk | Loss] = deque()
         self._full_since_s: float | None = None
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
@@ -115,29 +115,24 @@ class Spool(Store):
         self._last_ns = start_ns
         self._thread.start()
 
-    def put(self, chunk: bytes) -> None:
-        self._hold(chunk)
-
-    def put_device(self, chunk: bytes) -> None:
-        self._hold(chunk, of_device=True)
-
-    def _hold(self, item: bytes | Loss, *, of_device: bool = False) -> None:
-        self._held.append((item, of_device))
+    def put(self, item: Chunk | Loss) -> None:
+        self._held.append(item)
         self.takes_more()
 
     def takes_more(self) -> bool:
         """Whether everything that was put is kept, or counted as lost. While the disk of temporary files is
         full, some of it waits in memory: nothing more should be put until this returns True.
         """
-        while self._held and self._is_taken(*self._held[0]):
+        while self._held and self._is_taken(self._held[0]):
             self._held.popleft()
         return not self._held
 
-    def _is_taken(self, chunk: bytes | Loss, of_device: bool) -> bool:
-        """Whether the chunk is kept, or counted as lost; False if there may be room for it later."""
-        if isinstance(chunk, Loss):
-            self._items.put(chunk)
+    def _is_taken(self, item: Chunk | Loss) -> bool:
+        """Whether the item is kept, or counted as lost; False if there may be room for it later."""
+        if isinstance(item, Loss):
+            self._items.put(item)
             return True
+        chunk, of_device = item.content, item.of_device
         if self.error is None:
             try:
                 offset = (self._device_backlog if of_device else self._backlog).append(chunk)
@@ -152,7 +147,7 @@ class Spool(Store):
                 if disk_space.is_full(error.__cause__) and now_s - self._full_since_s < _PATIENCE_S:
                     if not of_device and len(chunk) > _LEAST_BYTES:  # small pieces of it may fit
                         starts = range(0, len(chunk), _LEAST_BYTES)
-                        pieces = [(chunk[start : start + _LEAST_BYTES], of_device) for start in starts]
+                        pieces = [Chunk(chunk[start : start + _LEAST_BYTES]) for start in starts]
                         self._held.popleft()
                         self._held.extendleft(reversed(pieces))
                     return False
@@ -171,9 +166,6 @@ class Spool(Store):
     def write_first(self, lines: Lines) -> None:
         """Write lines before those of all chunks; called before `begin`."""
         self._put_out(lines.encoded(), lines.counts())
-
-    def put_loss(self, loss: Loss) -> None:
-        self._hold(loss)
 
     def finish(self) -> None:
         """Take no more. The thread ends once everything is written; `is_done` shows that."""

@@ -25,6 +25,14 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole records as they were collected, of probes or of the libraries in the command."""
+
+    content: bytes
+    of_device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Listeners:
     """Who learns of a recording while it is made: parameters of `tracepipe.tracer.capture`."""
 
@@ -54,12 +62,8 @@ class Store:
         """Called first: the records of this plan follow, from `start_ns` on CLOCK_MONOTONIC."""
 
     @abstractmethod
-    def put(self, chunk: bytes) -> None:
-        """Take whole records."""
-
-    @abstractmethod
-    def put_loss(self, loss: Loss) -> None:
-        """Take a loss, after the records that precede it."""
+    def put(self, item: Chunk | Loss) -> None:
+        """Take records, or a loss after the records that precede it."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -91,9 +95,6 @@ class Store:
     @abstractmethod
     def close(self) -> None:
         """End it, whether it is complete or not."""
-
-    def put_device(self, chunk: bytes) -> None:
-        """Take records of the library in the command."""
 
     def takes_more(self) -> bool:
         """Whether more can be put now."""

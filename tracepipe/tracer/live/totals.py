@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 
 from tracepipe.event.vocabulary import state_text
 from tracepipe.hooks.hook import NAMING_EFFECTS, Probe
-from tracepipe.tracer.engines.engine import Store
+from tracepipe.tracer.engines.engine import Chunk, Store
 from tracepipe.tracer.machine.processes import comm_of
 from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.record import (
@@ -668,7 +668,7 @@ class LiveSink(Store):
         self._put_bytes = self._added_bytes = 0  # each written on one thread
         self._totals: Totals | None = None
         self._end_ns: int | None = None
-        self._items: SimpleQueue[bytes | Loss | _Reply | None] = SimpleQueue()
+        self._items: SimpleQueue[Chunk | Loss | _Reply | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._add_up, name="tracepipe-totals", daemon=True)
         self._old_switch_s = sys.getswitchinterval()
         self.cpu_losses: dict[str, dict[int, int]] = {}
@@ -681,12 +681,10 @@ class LiveSink(Store):
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
 
-    def put(self, chunk: bytes) -> None:
-        self._put_bytes += len(chunk)
-        self._items.put(chunk)
-
-    def put_loss(self, loss: Loss) -> None:
-        self._items.put(loss)
+    def put(self, item: Chunk | Loss) -> None:
+        if isinstance(item, Chunk):
+            self._put_bytes += len(item.content)
+        self._items.put(item)
 
     def finish(self) -> None:
         """Called at the end; later snapshots are those of now."""
@@ -740,10 +738,11 @@ class LiveSink(Store):
         totals = self._totals
         assert totals is not None
         while (item := self._items.get()) is not None:
-            if isinstance(item, bytes):
-                behind_bytes = self._put_bytes - self._added_bytes - len(item)
-                (totals.count if behind_bytes > self._behind_limit_bytes else totals.add)(item)
-                self._added_bytes += len(item)
+            if isinstance(item, Chunk):
+                chunk = item.content
+                behind_bytes = self._put_bytes - self._added_bytes - len(chunk)
+                (totals.count if behind_bytes > self._behind_limit_bytes else totals.add)(chunk)
+                self._added_bytes += len(chunk)
             elif isinstance(item, Loss):
                 totals.lose(item)
                 if item.cpu is not None:
