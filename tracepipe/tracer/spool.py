@@ -153,7 +153,7 @@ class Spool(Store):
                     return False
                 self.error = error
         try:
-            self._unkept.update(self._count(chunk, of_device))
+            self._unkept.update(self._decoder(of_device).counts(chunk))
         except MemoryError:
             self._unkept[None] += len(chunk) // RECORD_BYTES
         return True
@@ -321,23 +321,23 @@ class Spool(Store):
 
     def _write_piece(self, piece: bytes) -> None:
         self._last_ns = RECORD.unpack_from(piece, len(piece) - RECORD_BYTES)[0]
-        if not self._write_lines_of(piece, self._renderer):
-            self._unwritten.update(self._count(piece, of_device=False))
+        self._render(piece, of_device=False)
 
-    def _write_lines_of(self, chunk: bytes, renderer: Decoder) -> bool:
-        """Render a chunk and write its lines; returns False where it was not rendered, as after an error."""
-        if self._abandoned.is_set():
-            return False
-        try:
-            lines = renderer.render(chunk)
-            text = self._encoded(lines)
-        except Exception as error:
-            self._give_up(error)
-            return False
-        self._put_out(text, lines.counts())
-        self._written_bytes += len(text)
-        self._rendered_bytes += len(chunk)
-        return True
+    def _render(self, chunk: bytes, *, of_device: bool) -> bool:
+        """Write the lines of a chunk; returns False where it was only counted, as after an error."""
+        if not self._abandoned.is_set():
+            try:
+                lines = self._decoder(of_device).render(chunk)
+                text = self._encoded(lines)
+            except Exception as error:
+                self._give_up(error)
+            else:
+                self._put_out(text, lines.counts())
+                self._written_bytes += len(text)
+                self._rendered_bytes += len(chunk)
+                return True
+        self._unwritten.update(self._decoder(of_device).counts(chunk))
+        return False
 
     def _encoded(self, lines: Lines) -> bytes:
         """The lines as bytes, without those that exceed the limits, which are cut."""
@@ -359,11 +359,9 @@ class Spool(Store):
             return
         finally:
             self._device_backlog.give_back(span.offset + span.size_bytes)
-        if not self._write_lines_of(chunk, self._device_renderer):
-            self._unwritten.update(self._count(chunk, of_device=True))
-            return
-        for lines in self._device_renderer.rest():
-            self._write_more(lines)
+        if self._render(chunk, of_device=True):
+            for lines in self._device_renderer.rest():
+                self._write_more(lines)
 
     def _write_more(self, lines: Lines) -> None:
         """Write lines that do not belong to a single chunk."""
@@ -374,11 +372,10 @@ class Spool(Store):
             self._put_out(text, lines.counts())
             self._written_bytes += len(text)
 
-    def _count(self, chunk: bytes, of_device: bool) -> Mapping[str, int]:
-        """Layer → events in a chunk."""
+    def _decoder(self, of_device: bool) -> Decoder:
         renderer = self._device_renderer if of_device else self._renderer
         assert renderer is not None
-        return renderer.counts(chunk)
+        return renderer
 
 
 @dataclass(frozen=True, slots=True)

@@ -503,7 +503,6 @@ def quoted(text: str) -> str:
 
 _OLDEST = (0, 14)
 _INSTALL = "apt install bpftrace"
-_LOCKDOWN = Path("/sys/kernel/security/lockdown")
 _ONLINE = Path("/sys/devices/system/cpu/online")
 # A function that takes two 64-bit integers, is in every C library, and is hardly ever called.
 _CONTROL = "lldiv"
@@ -562,7 +561,7 @@ class BpftraceEngine:
         version = found[0].lstrip("v")
         if (int(found[1]), int(found[2])) < _OLDEST:
             raise CaptureUnavailable(f"bpftrace {version} is too old for capture.", "Use 0.14 or later.")
-        if _LOCKDOWN.exists() and "[confidentiality]" in _LOCKDOWN.read_text():
+        if this_machine().lockdown == "confidentiality":
             raise CaptureUnavailable(
                 "The kernel is locked down: no program may read its memory.", "Boot with lockdown=integrity."
             )
@@ -885,15 +884,11 @@ class Bpftrace:
 
     def ending(self) -> str:
         """How it ended by itself; "" if it has not ended yet."""
-        try:
+        with suppress(subprocess.TimeoutExpired):
             code = self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return ""
-        return (
-            f"it was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"it ended with exit code {code}"
-        )
+            by = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return f"it {by}"
+        return ""
 
     def close(self) -> None:
         """Kill it, and let the kernel detach its probes in the background."""
@@ -1103,9 +1098,8 @@ def _processors() -> list[int]:
 def _unavailable(process: Bpftrace) -> CaptureUnavailable:
     """The error for a bpftrace that ended before it had attached its probes."""
     messages = [line for line in process.errors().splitlines() if line and "RLIMIT_MEMLOCK" not in line]
-    first = next(
-        (line for line in messages if "ERROR" in line), messages[0] if messages else process.ending()
-    )
+    messages = messages or [process.ending()]
+    first = next((line for line in messages if "ERROR" in line), messages[0])
     for operation, trial in _TRIALS.items():  # bpftrace reports only their consequences
         try:
             os.close(trial())

@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 
 from tracepipe import paths
@@ -166,21 +167,22 @@ class Field:
 class Tracepoints:
     """The tracepoints of this machine, read from tracefs on demand. Raises TracepipeError."""
 
-    def __init__(self) -> None:
-        self._events: Path | None = None
+    @cached_property
+    def _folder(self) -> Path:
+        return tracing_folder() / "events"
 
     def names(self, pattern: str) -> list[str]:
         """`group:name` of all tracepoints that match a shell pattern of that form."""
         group, _, name = pattern.partition(":")
         return [
             f"{folder}:{event}"
-            for folder in self._fitting(self._folder(), group)
-            for event in self._fitting(self._folder() / folder, name)
+            for folder in self._fitting(self._folder, group)
+            for event in self._fitting(self._folder / folder, name)
         ]
 
     def fields(self, name: str) -> dict[str, Field]:
         """The fields of `group:name`, without those that are common to all tracepoints."""
-        text = (self._folder() / name.replace(":", "/") / "format").read_text()
+        text = (self._folder / name.replace(":", "/") / "format").read_text()
         found = {}
         for kind, field, array, offset, size, signed in _FIELD.findall(text):
             form = next((form for form in TEXT_FORMS if form in kind), "array")
@@ -198,12 +200,10 @@ class Tracepoints:
             if not names:
                 group, _, own = hook.pattern.partition(":")
                 found = [
-                    f"{group}:{near}" for near in near_names(own, self._fitting(self._folder() / group, "*"))
+                    f"{group}:{near}" for near in near_names(own, self._fitting(self._folder / group, "*"))
                 ]
                 found = found or near_names(hook.pattern, self.names("*:*"))
-                found = found or [
-                    f"{near}:*" for near in near_names(group, self._fitting(self._folder(), "*"))
-                ]
+                found = found or [f"{near}:*" for near in near_names(group, self._fitting(self._folder, "*"))]
                 yield f"no such tracepoint{'; near: ' + ', '.join(found) if found else ''}"
             for name in names:
                 yield from self._at(name, hook)
@@ -258,11 +258,6 @@ class Tracepoints:
                 size_bytes=field.size if is_array else 0,
             )
         return arguments
-
-    def _folder(self) -> Path:
-        if self._events is None:
-            self._events = tracing_folder() / "events"
-        return self._events
 
     def _fitting(self, folder: Path, pattern: str) -> list[str]:
         if not re.search(r"[*?[]", pattern):

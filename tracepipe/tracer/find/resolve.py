@@ -9,7 +9,7 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def resolve(
             named = ", ".join(name for name in wanted if "/" not in name) or "none"
             hint = f"Hooks name {named}. For another library: --hook 'uprobe:{path}:FUNCTION'."
             raise InputError("no hook names its file name or its soname", hint, path=path)
-    sources = _Sources(libraries, FunctionTables(notify))
+    tables, symbols, tracepoints = FunctionTables(notify), KernelSymbols(), Tracepoints()
     selection = Selection()
     owners: dict[object, str] = {}  # place → the origin of the hook that has its probe
     accepted: set[tuple[object, Condition | None]] = set()
@@ -63,8 +63,8 @@ def resolve(
         return status.st_dev, status.st_ino
 
     for hooks in sets:
-        search = _SetSearch(hooks, NameFilter(only, exclude, hooks.variants), sources)
-        search.run()
+        wanted_names = NameFilter(only, exclude, hooks.variants)
+        search = _SetSearch(hooks, wanted_names, libraries, tables, symbols, tracepoints)
         for probe in search.probes:
             place: object = probe.place
             if isinstance(probe.place, FilePlace):
@@ -91,38 +91,35 @@ def hook_text(hook: Hook) -> str:
     return ":".join([hook.target, *place, hook.pattern])
 
 
-@dataclass
-class _Sources:
-    """The places to search, of which each is read once."""
-
-    libraries: LibrarySearch
-    tables: FunctionTables
-    symbols: KernelSymbols = field(default_factory=KernelSymbols)
-    tracepoints: Tracepoints = field(default_factory=Tracepoints)
-
-
 class _SetSearch:
     """The search for one set: its probes, which of its hooks match something, and why the others do not."""
 
-    def __init__(self, hooks: HookSet, wanted: NameFilter, sources: _Sources) -> None:
-        self.hooks, self.wanted, self.sources = hooks, wanted, sources
+    def __init__(
+        self,
+        hooks: HookSet,
+        wanted: NameFilter,
+        libraries: LibrarySearch,
+        tables: FunctionTables,
+        symbols: KernelSymbols,
+        tracepoints: Tracepoints,
+    ) -> None:
+        self.hooks, self.wanted = hooks, wanted
+        self.libraries, self.tables = libraries, tables
+        self.symbols, self.tracepoints = symbols, tracepoints
         self.probes: list[Probe] = []
         self._fitted: set[str] = set()
         self._groups: set[str] = set()
         self._reasons: dict[tuple[str, str], Hook] = {}
-
-    def run(self) -> None:
-        """Search for the hooks of each target."""
         for target, look in {
             "uprobe": self._look_in_libraries,
             "kprobe": self._look_in_kernel,
             "tracepoint": self._look_in_tracefs,
         }.items():
-            if hooks := [hook for hook in self.hooks.hooks if hook.target == target]:
-                look(hooks)
+            if some := [hook for hook in hooks.hooks if hook.target == target]:
+                look(some)
 
     def _look_in_libraries(self, all_hooks: list[Hook]) -> None:
-        libraries, tables, variants = self.sources.libraries, self.sources.tables, self.hooks.variants
+        libraries, tables, variants = self.libraries, self.tables, self.hooks.variants
         for library in dict.fromkeys(hook.library for hook in all_hooks):
             hooks = [hook for hook in all_hooks if hook.library == library]
             index = HookIndex(hooks, variants)
@@ -159,7 +156,7 @@ class _SetSearch:
             if reason := no_kprobes() or not_loaded(modules):
                 self._missing(hooks, reason)
                 continue
-            index, symbols = HookIndex(hooks, self.hooks.variants), self.sources.symbols
+            index, symbols = HookIndex(hooks, self.hooks.variants), self.symbols
             patterns = [hook.pattern + ending for hook in hooks for ending in ("", *self.hooks.variants)]
             try:
                 for place in symbols.functions(modules, patterns):
@@ -175,7 +172,7 @@ class _SetSearch:
     def _look_in_tracefs(self, hooks: list[Hook]) -> None:
         for hook in hooks:
             reasons = []
-            for probe in self.sources.tracepoints.probes(hook):
+            for probe in self.tracepoints.probes(hook):
                 if isinstance(probe, str):
                     reasons.append(probe)
                 else:

@@ -93,7 +93,7 @@ class RecordedTotals:
                 if rule.is_dated and ts_ns > self._last_ns:
                     self._last_ns = ts_ns
                 if rule.comm:
-                    totals.name_thread(rule.tid, rule.pid, rule.comm)
+                    totals.scheduler.name(rule.tid, rule.pid, rule.comm)
                 if rule.operation:  # with its call, if the event names it
                     given = tables.args(args)
                     call = self._numbers.get(Function("userspace", str(given.get("call"))))

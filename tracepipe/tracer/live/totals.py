@@ -191,7 +191,7 @@ class Totals:
         self._stacks: dict[int, list[_Open]] = {}
         self._in_syscall: dict[int, _Open] = {}
         self._has_scheduler = "scheduler" in layers
-        self._scheduler = SchedulerTotals(start_ns, name_of)
+        self.scheduler = SchedulerTotals(start_ns, name_of)
         self._losses: dict[str, int] = {}
         self._untrimmed_bytes = 0
 
@@ -204,10 +204,6 @@ class Totals:
         if function.probe is not None:
             self._with_effects[number] = function.probe
         return number
-
-    def name_thread(self, tid: int, tgid: int, name: str) -> None:
-        """Take the name of a thread."""
-        self._scheduler.name(tid, tgid, name)
 
     def add(self, chunk: bytes) -> None:
         """Count and measure whole records."""
@@ -248,7 +244,7 @@ class Totals:
                 else:
                     self._system_calls.unpaired[number] += 1
             elif kind in _SCHEDULER:
-                if self._scheduler.add(kind, ts_ns, tid, tgid, a0, a1):
+                if self.scheduler.add(kind, ts_ns, tid, tgid, a0, a1):
                     self._forget_thread(tid)
             elif kind == EVENT:
                 entered[number] += 1
@@ -264,7 +260,7 @@ class Totals:
                 if kind == THREAD_NEW:
                     self._forget_thread(tid)  # its id is used again
                 if self._has_scheduler:
-                    self._scheduler.learn(kind, tid, tgid, a0, a1)
+                    self.scheduler.learn(kind, tid, tgid, a0, a1)
         self._functions.settle(_SETTLE)
         self._system_calls.settle(_SETTLE)
         self._untrimmed_bytes += size_bytes
@@ -284,7 +280,7 @@ class Totals:
             elif kind == SYSCALL_EXIT:
                 self._system_calls.unpaired[number] += times
             elif kind in _SCHEDULER:
-                self._scheduler.events += times
+                self.scheduler.events += times
         self.forget(None)
 
     def lose(self, loss: Loss) -> None:
@@ -302,7 +298,7 @@ class Totals:
         if layer in (None, "syscall"):
             self._in_syscall.clear()
         if layer in (None, "scheduler"):
-            self._scheduler.forget()
+            self.scheduler.forget()
         if layer in (None, "userspace"):
             self.memory.forget()
         if layer is None:
@@ -322,8 +318,8 @@ class Totals:
             for number in {*calls.entered, *calls.unpaired}:
                 layer = self._function(number).layer if calls is self._functions else "syscall"
                 counts[layer] += calls.entered[number] + calls.returned(number)
-        if self._scheduler.events:
-            counts["scheduler"] += self._scheduler.events
+        if self.scheduler.events:
+            counts["scheduler"] += self.scheduler.events
         return dict(counts)
 
     def snapshot(self, now_ns: int) -> Snapshot:
@@ -353,7 +349,7 @@ class Totals:
             self._start_ns,
             self._layers,
             functions,
-            self._scheduler.threads(now_ns),
+            self.scheduler.threads(now_ns),
             counts,
             dict(self._losses),
             dict(self.memory.allocated),

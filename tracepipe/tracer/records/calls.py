@@ -44,7 +44,7 @@ class Calls:
         self.effective: set[int] = set()
         self._values = values
         self._texts_of: list[_ProbeTexts] = []
-        self._effects = Effects(values)
+        self.effects = Effects(values)
         self.kernels = KernelNames()
         self._naming: dict[tuple[int, int], tuple[str, int]] = {}
         self._communicators = Communicators()
@@ -82,7 +82,7 @@ class Calls:
             last, rest = self.more.pop(tid, (-1, ()))
             words = first + (rest if last == number else (0, 0, 0, 0))
         if number in self.effective:
-            self._effects.enter(tid, probe.probe, ts_ns, words)
+            self.effects.enter(tid, probe.probe, ts_ns, words)
         if probe.readers:
             self._making[tid, number] = words
         arguments = probe.arguments(words)
@@ -146,17 +146,13 @@ class Calls:
         self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
     ) -> None:
         """Add the line of a returned call's effect, unless it had none or another line reports it."""
-        done = self._effects.leave(tid, self._texts_of[number].probe, ts_ns, result, out)
+        done = self.effects.leave(tid, self._texts_of[number].probe, ts_ns, result, out)
         if done is not None:
             done.add_to(lines, where)
 
     def _for_whom(self, tid: int) -> str:
         served = self.served.pop(tid, 0) if self.served else 0
         return f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}' if served else ""
-
-    def leave_all(self) -> None:
-        """Called between windows: no thread is in a call that was seen."""
-        self._effects.forget()
 
     def forget(self, tid: int) -> None:
         """Drop what is kept for a thread: it may belong to another call, or the thread has ended."""

@@ -89,7 +89,7 @@ class Effects:
         effect, entered_ns, words = thread.open[place]
         del thread.open[place:]
         # With a filter by duration, entries come with the returns: times show which call was inside.
-        if not effect.succeeded(result) or thread.reported_ns.get(effect.kind, -1) > entered_ns:
+        if result & effect.failure_mask or thread.reported_ns.get(effect.kind, -1) > entered_ns:
             return None
         thread.reported_ns[effect.kind] = ts_ns
         size_bytes = effect.size_bytes(words)
@@ -180,11 +180,8 @@ class _Effect:
         self._directions = value_names.get(chosen.kind, {}) if chosen is not None else {}
         result = probe.signature.result
         bits = Argument("", 0, result).bits if result in INTEGER_KINDS else 32
-        self._result_mask = (1 << bits) - 1 if result else 0
-
-    def succeeded(self, result: int) -> bool:
-        """Whether the result is 0, which is success in every API, or the function has no result."""
-        return not result & self._result_mask
+        # A result of 0 is success in every API, and so is none.
+        self.failure_mask = (1 << bits) - 1 if result else 0
 
     def direction(self, words: Words) -> str:
         """The direction of a copy; "" if the call does not show it."""

@@ -256,7 +256,7 @@ class RecordRenderer:
         self._in_calls.clear()
         self._in_syscall.clear()
         self._running.clear()
-        self._calls.leave_all()
+        self._calls.effects.forget()  # no thread is in a call that was seen
 
     def _belongs(self, kind: int, tid: int, tgid: int, cpu: int, number: int, *a: int) -> None:
         """Keep a record that belongs to a later one."""
