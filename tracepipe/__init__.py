@@ -65,29 +65,19 @@ __all__ = [
     "open",
 ]
 
-# Name → the module that has it.
-_PLACES = {
-    "Account": "tracepipe.recording.account",
-    "Capture": "tracepipe.api.capture_block",
-    "CaptureOptions": "tracepipe.api.capture",
-    "CaptureSummary": "tracepipe.tracer.summary",
-    "ConvertOptions": "tracepipe.api.options",
-    "Event": "tracepipe.api.event",
-    "Events": "tracepipe.api.open",
-    "Problem": "tracepipe.event.model",
-    "RankOptions": "tracepipe.api.options",
-    "ReadOptions": "tracepipe.api.options",
-    "Run": "tracepipe.store.run",
-    "Warp": "tracepipe.api.event",
-    "WarpExit": "tracepipe.api.event",
-    "WarpRange": "tracepipe.api.event",
-    "capture": "tracepipe.api.capture",
-    "convert": "tracepipe.api.convert",
-    "convert_ranks": "tracepipe.api.convert",
-    "cut": "tracepipe.api.convert",
-    "load": "tracepipe.api.open",
-    "open": "tracepipe.api.open",
+_MODULES = {
+    "tracepipe.api.capture": ("CaptureOptions", "capture"),
+    "tracepipe.api.capture_block": ("Capture",),
+    "tracepipe.api.convert": ("convert", "convert_ranks", "cut"),
+    "tracepipe.api.event": ("Event", "Warp", "WarpExit", "WarpRange"),
+    "tracepipe.api.open": ("Events", "load", "open"),
+    "tracepipe.api.options": ("ConvertOptions", "RankOptions", "ReadOptions"),
+    "tracepipe.event.model": ("Problem",),
+    "tracepipe.recording.account": ("Account",),
+    "tracepipe.store.run": ("Run",),
+    "tracepipe.tracer.summary": ("CaptureSummary",),
 }
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of these
 

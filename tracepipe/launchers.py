@@ -57,9 +57,8 @@ def launcher_in(command: Sequence[str]) -> str:
 
 
 def place_of(command: Sequence[str], pids: Sequence[int]) -> Place:
-    """The place of the command that this process runs, or of the running process `pids`, in its job.
-
-    Raises TracepipeError where that is not known.
+    """The place of the command that this process runs, or of the process `pids`, in its job. Raises
+    TracepipeError where that is not known.
     """
     if launcher := launcher_in(command):
         raise TracepipeError(f"The rank is not known: {launcher} starts the ranks.", IN_EACH_RANK)

@@ -528,13 +528,6 @@ def test_lines_are_cut_where_there_is_no_more_room() -> None:
         assert some.counts().get("gpu_warp", 0) == (3 if left >= 3 else 0)
 
 
-def test_lines_that_are_added_to_others_count_as_before() -> None:
-    both = made()
-    both.extend(made())
-    assert both.encoded() == 2 * made().encoded()
-    assert both.counts() == {layer: 2 * count for layer, count in made().counts().items()}
-
-
 def test_a_line_has_the_fields_of_the_model_alone() -> None:
     lines = Lines()
     lines.event(1, Head("kernel", 'a"b', "B"), 11, 12, 3, '"a":1', COMM % '"sh"')

@@ -91,8 +91,5 @@ def diagnosis_lines(
 
 
 def as_json(diagnoses: list[Diagnosis]) -> dict[str, Any]:
-    """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"fix":…},…]}`.
-
-    `fix` is a sentence or a command.
-    """
+    """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"fix":…},…]}`."""
     return {"can_capture": can_capture(diagnoses), "findings": [asdict(found) for found in diagnoses]}

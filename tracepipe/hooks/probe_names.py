@@ -33,7 +33,6 @@ _SETS: Final = ("nvidia-kmod", "context-switch")
 @dataclass(frozen=True, slots=True)
 class ProbeName:
     """A probe: the name and the layer of its events, and whether it is at the function's return.
-
     `layer_name`: the library or program, if it has a separate layer.
     """
 

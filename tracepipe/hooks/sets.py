@@ -105,10 +105,7 @@ def names_hooks(text: str) -> bool:
 
 
 def read_hooks(options: list[str]) -> list[HookSet]:
-    """Read the sets of command-line options: each is a shipped set's name, a .toml file, or a hook.
-
-    Raises InputError.
-    """
+    """Read options: each is a shipped set's name, a .toml file, or a hook. Raises InputError."""
     shipped = shipped_sets()
     sets = []
     for option in options:
@@ -132,9 +129,8 @@ def load_set(name_or_path: str) -> HookSet:
 
 
 def _of_command_line(text: str) -> HookSet:
-    """The set of `uprobe:libcuda.so.1:cuInit(flags: u32)`, or of several such texts separated by commas.
-
-    The variants that the shipped sets have for a library apply here too.
+    """The set of `uprobe:libcuda.so.1:cuInit(flags: u32)`, or of several such texts with commas between. The
+    variants that the shipped sets have for a library apply too.
     """
     entry, reader = Entry(COMMAND_LINE, text), _SetReader(COMMAND_LINE, text)
     hooks = [

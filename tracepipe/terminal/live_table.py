@@ -30,9 +30,8 @@ _THREADS_SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What to show of a snapshot: at most `top` functions, in `width` columns, optionally `ascii_only`.
-
-    `before` is the snapshot that rates count from; None: since the start.
+    """The part of a snapshot to show: at most `top` functions, in `width` columns, optionally `ascii_only`.
+    Rates count from the snapshot `before`; None: from the start.
     """
 
     title: str

@@ -120,9 +120,8 @@ def _capture(
 
 
 def choose(method: str) -> tuple[Engine, str, str]:
-    """The engine of a method, its version, and for `auto` why it was chosen.
-
-    Raises CaptureUnavailable where the engine cannot work, TracepipeError for an unknown method.
+    """The engine of a method, its version, and for `auto` why it was chosen. Raises CaptureUnavailable where
+    it cannot work, TracepipeError for an unknown method.
     """
     if method != "auto":
         if method not in ENGINES:

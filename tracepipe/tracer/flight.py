@@ -43,7 +43,7 @@ from tracepipe.tracer.engines.engine import Attachment, Chunk, Decoder, Store
 from tracepipe.tracer.frame import footer_of, instant
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
 from tracepipe.tracer.records.render import RecordRenderer
-from tracepipe.tracer.records.unrendered import Carried, Carry
+from tracepipe.tracer.records.unrendered import Carried
 from tracepipe.tracer.request import Control, Notify
 from tracepipe.tracer.spool import Spool
 from tracepipe.tracer.summary import Recording
@@ -74,10 +74,9 @@ class FlightRecorder(Store):
         self._outputs, self._last, self._header, self._notify = outputs, last, header, notify
         self._attachment, self._device, self._control = attachment, device, control
         self._ring = Ring(last, is_unordered=attachment.is_unordered)
-        self._renderer = attachment.renderer()  # it only counts, and renders no lines
         self._device_renderer = device.renderer() if device else None
-        self._carry = self._renderer.carry()
-        self._device_carry = self._device_renderer.carry() if self._device_renderer else None
+        self._decoders = _by_origin(attachment.renderer(), self._device_renderer)  # they render no lines
+        self._carries = {of_device: decoder.carry() for of_device, decoder in self._decoders.items()}
         self._never_followed: dict[str, int] = {}
         self._no_room: deque[tuple[int, Mapping[str, int]]] = deque()
         self._plan: Plan | None = None
@@ -168,12 +167,8 @@ class FlightRecorder(Store):
                 if item.layer is None:  # a thread that is not followed is missing from then on
                     self._never_followed[item.reason] = self._never_followed.get(item.reason, 0) + item.count
                 continue
-            decoder: Decoder = self._renderer
-            carry: Carry = self._carry
-            if item.of_device and self._device_renderer is not None and self._device_carry is not None:
-                decoder, carry = self._device_renderer, self._device_carry
-            carry.add(item.content)
-            evicted.update(decoder.counts(item.content) if has_no_room else {})
+            self._carries[item.of_device].add(item.content)
+            evicted.update(self._decoders[item.of_device].counts(item.content) if has_no_room else {})
         if evicted:
             self._no_room.append((end_ns, evicted))
 
@@ -209,8 +204,7 @@ class FlightRecorder(Store):
             end,
             self._ring.items(),
             lost,
-            self._carry.carried(),
-            self._device_carry.carried() if self._device_carry else Carried(),
+            {of_device: carry.carried() for of_device, carry in self._carries.items()},
             dict(sum((Counter(counts) for _, counts in self._no_room), Counter())),
             reason,
             self._attachment.renderer(),
@@ -246,9 +240,7 @@ class FlightRecorder(Store):
         began_ns, start_ns = time.monotonic_ns(), dump.start["monotonic_ns"]
         spool.write_record(self._header(dump.start))
         # Records from before the start may follow later ones.
-        decoders: dict[bool, Decoder] = {False: dump.renderer}
-        if dump.device is not None:
-            decoders[True] = dump.device
+        decoders = _by_origin(dump.renderer, dump.device)
         dividing = {of_device: decoder.carry() for of_device, decoder in decoders.items()}
         early: dict[bool, list[bytes]] = {False: [], True: []}
         late: list[Chunk | Loss] = []
@@ -267,7 +259,7 @@ class FlightRecorder(Store):
                     dump.renderer.learn(item.content)
         for of_device, decoder in decoders.items():
             carry = decoder.carry()
-            for chunk in (*(dump.of_device if of_device else dump.carried), *early[of_device]):
+            for chunk in (*dump.carried[of_device], *early[of_device]):
                 carry.add(chunk)
             spool.write_first(decoder.resume(carry.carried(), start_ns))
         spool.begin(self._plan, start_ns)
@@ -298,6 +290,11 @@ class FlightRecorder(Store):
         )
 
 
+def _by_origin(probes: Decoder, device: Decoder | None) -> dict[bool, Decoder]:
+    """The decoders of a recording, by whether they are of the device."""
+    return {False: probes} if device is None else {False: probes, True: device}
+
+
 @runtime_checkable
 class Outputs(Protocol):
     """Provides a file for each recording."""
@@ -316,8 +313,8 @@ class _Dump:
     end: HostInstant
     items: list[Chunk | Loss]
     never_followed: list[Loss]
-    carried: Carried
-    of_device: Carried
+    carried: dict[bool, Carried]
+    """What was carried, by whether it is of the device."""
     evicted: dict[str, int]
     reason: str
     renderer: RecordRenderer

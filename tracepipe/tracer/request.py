@@ -82,9 +82,8 @@ def ring_size(size_bytes: int | None) -> int:
 
 
 def calls_of(calls: str, only: object) -> str:
-    """The choice of calls that applies: the functions that `only` names are recorded, query-only calls too.
-
-    Raises TracepipeError for an unknown rule.
+    """The choice of calls that applies: those that `only` names are recorded, query-only calls too. Raises
+    TracepipeError for an unknown rule.
     """
     call_rule(calls)
     return "all" if calls == "default" and only else calls

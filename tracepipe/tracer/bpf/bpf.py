@@ -47,6 +47,10 @@ def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
     return ctypes.addressof(buffer)
 
 
+def _words(values: list[int]) -> ctypes.Array[ctypes.c_char]:
+    return ctypes.create_string_buffer(struct.pack(f"<{len(values)}Q", *values), 8 * len(values))
+
+
 def _syscall(which: int, *args: object) -> int:
     result = _libc.syscall(ctypes.c_long(_NUMBERS[platform.machine()][which]), *args)
     if result < 0:
@@ -106,17 +110,14 @@ def load_program(
 
 def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[int], returns: bool) -> int:
     """Create one link for uprobes at all `offsets` of a file; EINVAL before Linux 6.6. Raises OSError."""
-    count = len(offsets)
-    name = ctypes.create_string_buffer(os.fsencode(path))
-    places = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *offsets), 8 * count)
-    values = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *cookies), 8 * count)
+    name, places, values = ctypes.create_string_buffer(os.fsencode(path)), _words(offsets), _words(cookies)
     #  0 program │ 4 target │ 8 attach type │ 12 flags
     # 16 path │ 24 offsets │ 32 reference counters │ 40 cookies │ 48 count │ 52 uprobe flags │ 56 pid
     attributes = struct.pack(
         "<IIIIQQQQIIII",
         *(program_fd, 0, UPROBE_MULTI, 0),
         *(_address(name), _address(places), 0, _address(values)),
-        *(count, _UPROBE_MULTI_RETURN if returns else 0, 0, 0),
+        *(len(offsets), _UPROBE_MULTI_RETURN if returns else 0, 0, 0),
     )
     return bpf(BPF_LINK_CREATE, attributes)
 
@@ -133,15 +134,13 @@ def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], retu
 
     Kernels before 5.18, and those built without CONFIG_FPROBE, refuse it.
     """
-    count = len(addresses)
-    places = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *addresses), 8 * count)
-    values = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *cookies), 8 * count)
+    places, values = _words(addresses), _words(cookies)
     #  0 program │ 4 target │ 8 attach type │ 12 flags
     # 16 kprobe flags │ 20 count │ 24 symbols │ 32 addresses │ 40 cookies
     attributes = struct.pack(
         "<IIIIIIQQQ",
         *(program_fd, 0, KPROBE_MULTI, 0),
-        *(_KPROBE_MULTI_RETURN if returns else 0, count, 0, _address(places), _address(values)),
+        *(_KPROBE_MULTI_RETURN if returns else 0, len(addresses), 0, _address(places), _address(values)),
     )
     return bpf(BPF_LINK_CREATE, attributes)
 

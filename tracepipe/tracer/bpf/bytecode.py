@@ -73,10 +73,7 @@ PROGRAMS = (
 
 
 def import_bcc() -> ModuleType:
-    """Import iovisor's module, also in a virtual environment, which hides the distribution's packages.
-
-    Raises CaptureUnavailable.
-    """
+    """Import iovisor's module, also from a virtual environment. Raises CaptureUnavailable."""
     if _DISTRIBUTION not in sys.path:
         sys.path.append(_DISTRIBUTION)
     try:

@@ -912,10 +912,7 @@ class Mark(NamedTuple):
 
 
 class Clock:
-    """bpftrace's `nsecs` as CLOCK_MONOTONIC.
-
-    In some versions it is CLOCK_BOOTTIME, which continues while the machine is suspended.
-    """
+    """bpftrace's `nsecs`, in some versions CLOCK_BOOTTIME, which goes on in a suspend, as CLOCK_MONOTONIC."""
 
     def __init__(self, is_boottime: bool) -> None:
         self._is_boottime = is_boottime

@@ -149,9 +149,8 @@ class Elf:
             return [Symbol(self._text(strings + name), info & 15, other) for name, info, other, *_ in rows]
 
     def functions(self, *, local: bool = False) -> list[tuple[str, int]]:
-        """Name and address of every function that `.dynsym` defines, and with `local` `.symtab` too.
-
-        A name may be in both; aliases have the same address.
+        """Name and address of every function of `.dynsym`, and with `local` of `.symtab` too. A name may be
+        in both; aliases have the same address.
         """
         with self._damage("symbol table"):
             kinds = (_SHT_DYNSYM, _SHT_SYMTAB) if local else (_SHT_DYNSYM,)

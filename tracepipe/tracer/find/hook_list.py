@@ -46,9 +46,7 @@ class SetRow:
 @dataclass(slots=True)
 class Listing:
     """The functions that match a pattern, similar names if none does, and notes about what could not be
-    searched.
-
-    `reason`: why a hook finds nothing.
+    searched. `reason`: why a hook finds nothing.
     """
 
     rows: list[FunctionRow] = field(default_factory=list)

@@ -32,10 +32,7 @@ class SamplingLock:
     """The right to sample some GPUs, until `close` or the end of this process. It is a context manager."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
-        """Lock all GPUs of these UUIDs, as nvidia-smi writes them, or none.
-
-        Raises CaptureUnavailable, which names the holder of one of them.
-        """
+        """Lock all GPUs of these UUIDs, or none. Raises CaptureUnavailable, which names a holder."""
         self._held: list[socket.socket] = []
         try:
             for uuid in sorted({uuid.lower() for uuid in uuids}):

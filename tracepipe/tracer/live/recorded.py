@@ -45,9 +45,8 @@ class _Rule:
 
 
 class RecordedTotals:
-    """Takes batches in order; `snapshot` gives the totals at any time, on any thread.
-
-    The present time is that of the last event plus the time since it was read.
+    """Takes batches in order; `snapshot` gives the totals at any time, on any thread. The present time is
+    that of the last event plus the time since it was read.
     """
 
     def __init__(self, header: Header) -> None:

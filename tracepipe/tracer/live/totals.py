@@ -400,9 +400,8 @@ class Totals:
 
 @dataclass(slots=True)
 class ThreadTotal:
-    """A thread's time. `waits`: reason → ns; `switches`: how often it left a processor.
-
-    `tid` is 0 for the sum of `ended` threads, which are not kept separately.
+    """A thread's time. `waits`: reason → ns; `switches`: how often it left a processor. `tid` is 0 for the
+    sum of `ended` threads, which are not kept separately.
     """
 
     tid: int
@@ -622,9 +621,8 @@ class Histogram:
         return 0
 
     def spread(self, edges_ns: tuple[int, ...]) -> list[int]:
-        """How many durations are below the first edge, between each two edges, and from the last edge on.
-
-        Edges must be powers of two, which divide no bucket.
+        """How many durations are below the first edge, between two edges, and from the last edge on. Edges
+        are powers of two, which divide no bucket.
         """
         counts = [0] * (len(edges_ns) + 1)
         for bucket, times in self.buckets.items():

@@ -117,9 +117,7 @@ def runs_at_once() -> bool:
 @contextmanager
 def ended_first() -> Iterator[None]:
     """Make the kernel end this process, and those that it starts from now on, before all others when memory
-    runs out.
-
-    Otherwise it would end the largest one: the recorded program.
+    runs out. Otherwise it would end the largest one: the recorded program.
     """
     before = ""
     with suppress(OSError):

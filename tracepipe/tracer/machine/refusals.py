@@ -186,10 +186,8 @@ def explain(operation: Operation, error: OSError, machine: Machine | None = None
 
 
 def shortage_of(error: BaseException) -> CaptureUnavailable | None:
-    """The error of the capture for a shortage of memory, files or threads; None where `error` is something
-    else.
-
-    Too many system calls can fail like this to handle each of them.
+    """The error for a shortage of memory, files or threads, by which too many system calls can fail to handle
+    each; None for any other `error`.
     """
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError):

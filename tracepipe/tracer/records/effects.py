@@ -43,9 +43,8 @@ Words = Sequence[int]
 
 
 class Effects:
-    """Follows the calls of all probes with an effect, in all threads of a recording.
-
-    `value_names` are those of the plan, and name the directions.
+    """Follows the calls of all probes with an effect, in all threads. `value_names` of the plan name
+    directions.
     """
 
     def __init__(self, value_names: ValueNames | None = None) -> None:

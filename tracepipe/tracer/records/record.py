@@ -105,9 +105,8 @@ def event_count(chunk: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Events of a layer (None: of any) on a processor (None: unknown) that were lost between two instants.
-
-    Times are of CLOCK_MONOTONIC.
+    """Events of a layer (None: of any) that were lost on a processor (None: unknown) between two instants of
+    CLOCK_MONOTONIC.
     """
 
     layer: str | None

@@ -260,9 +260,8 @@ class Carried(NamedTuple):
 
 
 class Carry(Protocol):
-    """Takes evicted records, and keeps what the following ones need.
-
-    Another carry that takes what this one carried, the known records first, carries the same.
+    """Takes evicted records, and keeps what the following ones need. Another carry that takes what this one
+    carried, the known records first, carries the same.
     """
 
     def add(self, chunk: bytes) -> None:

@@ -112,8 +112,7 @@ class StoppedThread:
         return before
 
     def call_kernel(self, at: int, number: int, *arguments: int) -> int:
-        """Make the thread execute a system call with the instruction `at`, its signals blocked; its result.
-
+        """Make the thread execute a system call by the instruction `at`, its signals blocked; its result.
         Raises OSError if the call fails, NotStopped.
         """
         before, registers = self.registers(), self.registers()

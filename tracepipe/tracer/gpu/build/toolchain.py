@@ -44,7 +44,6 @@ def run(
     output: Path | None = None,
 ) -> str:
     """Run a compiler, and return what it prints. Only the user can write the file that it makes, `output`.
-
     Raises CaptureUnavailable, whose message begins with `failure`.
     """
     environment = {**os.environ, "HOME": str(user.home), "LC_ALL": "C"}

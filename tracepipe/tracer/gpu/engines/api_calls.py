@@ -186,10 +186,7 @@ def _is_readable(argument: Argument, parts: _Parts) -> bool:
 
 
 def write_table(table: str, folder: Path | None = None) -> Path:
-    """Write the table to a new file that every user may read, in `folder` or the system's temporary folder.
-
-    Raises CaptureUnavailable.
-    """
+    """Write the table to a new file that every user may read. Raises CaptureUnavailable."""
     try:
         descriptor, name = tempfile.mkstemp(prefix="tracepipe-gpu-arguments-", dir=folder)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -127,9 +127,8 @@ class PythonStacks:
 
 
 class GpuNumbers:
-    """Gives each GPU one number, as processes may see different GPUs and number them differently.
-
-    `known`: UUID → number, of those in the header.
+    """Gives each GPU one number, as processes may see and number them differently. `known`: UUID → number, of
+    those in the header.
     """
 
     def __init__(self, known: Mapping[str, int]) -> None:
