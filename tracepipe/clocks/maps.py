@@ -66,10 +66,7 @@ class Pairs:
     @classmethod
     def of(cls, pairs: Iterable[ClockPair]) -> Pairs:
         """The columns of some pairs."""
-        growing = GrowingPairs()
-        for pair in pairs:
-            growing.append(pair)
-        return growing.columns()
+        return cls(*np.array([*pairs], np.int64).reshape(-1, 3).T.copy())
 
     def __len__(self) -> int:
         return len(self.source_ns)
@@ -566,19 +563,17 @@ class Fit:
             off_ns = np.abs(self._map.place_all(part.source_ns) - part.host_ns)
             wrong = off_ns > self._map.bounds_at(part.source_ns) + part.uncertainty_ns + 2
             self._pairs += len(part)
-            if wrong.any():
-                self._widen(part.source_ns[wrong], off_ns[wrong], part.uncertainty_ns[wrong])
-
-    def _widen(self, source_ns: Int64s, off_ns: Int64s, uncertainty_ns: Int64s) -> None:
-        if not self._dropped:
-            self._from_bound_ns, self._to_bound_ns = self._from_bound_ns.copy(), self._to_bound_ns.copy()
-        self._dropped += len(source_ns)
-        bounds_ns = np.minimum(np.minimum(off_ns, TIME_LIMIT_NS) + uncertainty_ns, TIME_LIMIT_NS)
-        segments = self._map.source_ns.searchsorted(source_ns, "right")
-        for column in (self._from_bound_ns, self._to_bound_ns):
-            np.maximum.at(column, segments, bounds_ns)
-        if len(self._map.source_ns) == 1:  # the bound is the same before and after it
-            self._from_bound_ns[:] = self._from_bound_ns.max()
+            if not wrong.any():
+                continue
+            if not self._dropped:
+                self._from_bound_ns, self._to_bound_ns = self._from_bound_ns.copy(), self._to_bound_ns.copy()
+            self._dropped += int(wrong.sum())
+            bounds_ns = np.minimum(off_ns[wrong], TIME_LIMIT_NS) + part.uncertainty_ns[wrong]
+            segments = self._map.source_ns.searchsorted(part.source_ns[wrong], "right")
+            for column in (self._from_bound_ns, self._to_bound_ns):
+                np.maximum.at(column, segments, np.minimum(bounds_ns, TIME_LIMIT_NS))
+            if len(self._map.source_ns) == 1:  # the bound is the same before and after it
+                self._from_bound_ns[:] = self._from_bound_ns.max()
 
     def map(self) -> ClockMap:
         """The map, with bounds that allow for all pairs that were given."""

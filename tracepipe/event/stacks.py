@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -82,7 +82,10 @@ class Stacks:
         """Add a good record of a stack and its line. Return False where another stack has its id."""
         if record["id"] in self._numbers:
             return False
-        frames = [_frame_of(frame) for frame in record["frames"][:DEPTH_MAX]]
+        frames = [
+            Frame(_cut(one["function"]), _cut(one["file"]) if "file" in one else None, one.get("line"))
+            for one in record["frames"][:DEPTH_MAX]
+        ]
         omitted = record.get("omitted", 0) + len(record["frames"]) - len(frames)
         if self._keep(frames, line, omitted):
             self._numbers[record["id"]] = len(self) - 1
@@ -180,12 +183,6 @@ class Stacks:
         # The last place is for no stack.
         own: Int64s = np.append(np.frombuffer(self._own, np.int32) if self._own else [], NONE)[stacks]
         return own.astype(np.int64)
-
-
-def _frame_of(record: dict[str, Any]) -> Frame:
-    """A frame of a good record, as far as it is kept."""
-    file = record.get("file")
-    return Frame(_cut(record["function"]), None if file is None else _cut(file), record.get("line"))
 
 
 def _cut(text: str) -> str:

@@ -126,7 +126,7 @@ class RangeNumbers:
 
 _CORRELATION_BITS: Final = 32
 # A page has a bit for each of 64 Ki calls: whether it launched something. A capture has 10⁴ calls a second.
-_PAGE_BITS, _PAGES_MAX = 16, 1 << 10
+_PAGE_BITS, _PAGE_MASK, _PAGES_MAX = 16, (1 << 16) - 1, 1 << 10
 _PROCESSES_MAX: Final = 1 << 14
 
 
@@ -145,7 +145,7 @@ class Launches:
         """Note that a call with that number launched work."""
         if not _is_correlation(correlation):
             return
-        page, bit = correlation >> _PAGE_BITS, correlation & ((1 << _PAGE_BITS) - 1)
+        page, bit = correlation >> _PAGE_BITS, correlation & _PAGE_MASK
         key = process if self._by_process else 0, page
         bits = self._pages.get(key)
         if bits is None:
@@ -160,21 +160,17 @@ class Launches:
         if not _is_correlation(correlation):
             return None
         process = process if self._by_process else 0
-        if is_call and not self._has_work(process, correlation):
-            return None
+        if is_call:
+            bits, bit = self._pages.get((process, correlation >> _PAGE_BITS)), correlation & _PAGE_MASK
+            has_work = self._is_full if bits is None else bits[bit >> 3] >> (bit & 7) & 1
+            if not has_work:
+                return None
         number = self._processes.get(process)
         if number is None:
             if len(self._processes) >= _PROCESSES_MAX:
                 return None
             number = self._processes[process] = len(self._processes)
         return number << _CORRELATION_BITS | correlation
-
-    def _has_work(self, process: int, correlation: int) -> bool:
-        bits = self._pages.get((process, correlation >> _PAGE_BITS))
-        if bits is None:
-            return self._is_full
-        bit = correlation & ((1 << _PAGE_BITS) - 1)
-        return bool(bits[bit >> 3] >> (bit & 7) & 1)
 
 
 def _is_correlation(value: object) -> TypeGuard[int]:

@@ -243,14 +243,19 @@ class PacketStream:
     ) -> Iterator[tuple[int, bytes | LargePacket]]:
         try:
             for at, data in self._packets(source, within):
-                packed = _compressed(data)
-                if packed is None:
+                if not data.startswith(_COMPRESSED):
                     yield at, data
-                elif depth >= _DEPTH_MAX:
+                    continue
+                if depth >= _DEPTH_MAX:
                     self._say(f"the packet at byte {at} is compressed too many times, and is not read")
-                else:
-                    for chunks in packed:
-                        yield from self._unpacked(_Forward(_unpacking(chunks)), at, depth + 1)
+                    continue
+                packed: Iterable[Iterator[bytes]] = (
+                    data.compressed()
+                    if isinstance(data, LargePacket)
+                    else [iter([value]) for tag, value in tagged(data) if tag == _COMPRESSED_TAG]
+                )
+                for chunks in packed:
+                    yield from self._unpacked(_Forward(_unpacking(chunks)), at, depth + 1)
         except WireError as e:
             inside = "" if within is None else f" of the compressed data at byte {within}"
             self._say(f"{e}{inside}: what follows is not read")
@@ -288,15 +293,6 @@ class PacketStream:
                 raise WireError("the trace ends inside of a packet", start)
 
 
-def _compressed(data: bytes | LargePacket) -> Iterable[Iterator[bytes]] | None:
-    """The compressed data in a packet, some bytes at a time; None where it has none. Raises WireError."""
-    if not data.startswith(_COMPRESSED):
-        return None
-    if isinstance(data, LargePacket):
-        return data.compressed()
-    return [iter([value]) for tag, value in tagged(data) if tag == _COMPRESSED_TAG]
-
-
 def _unpacking(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
     """A function that reads the decompressed data, some bytes at a time."""
     unpacker, left = zlib.decompressobj(), b""
@@ -325,21 +321,16 @@ def is_trace(head: bytes) -> bool:
             size, start = varint(head, at + 1)
             at = start + size
             packets += 1
-            if not _is_packet(head[start:at], is_whole=at <= len(head)):
+            try:
+                data = head[start:at]
+                tags = [tag for tag, _ in tagged(data)] if at <= len(head) else [varint(data, 0)[0]]
+            except WireError:
+                return False
+            if not all(map(_may_be, tags)):
                 return False
     except WireError:  # the head ends in the length of a packet
         return packets > 0
     return packets > 0
-
-
-def _is_packet(data: bytes, *, is_whole: bool) -> bool:
-    """Whether bytes are a packet, or the begin of one."""
-    try:
-        if is_whole:
-            return all(_may_be(tag) for tag, _ in tagged(data))
-        return _may_be(varint(data, 0)[0])
-    except WireError:
-        return False
 
 
 def _may_be(tag: int) -> bool:

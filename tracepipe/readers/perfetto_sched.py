@@ -217,10 +217,14 @@ class ThreadsInOrder:
         tid, cpu, phase = of["tid"], of["cpu"], of["phase"]
         args: dict[str, Any] | None = None
         if phase == STATE:
-            stated = self._state(tid, orjson.loads(second)["state"])
-            if stated is None:
+            state = orjson.loads(second)["state"]
+            if state in (_IS_RUNNING, _IS_RUNNABLE) and tid not in self._runs:
+                phase, name, args = ("B", RUNNING, {}) if state == _IS_RUNNING else ("I", WAKEUP, {})
+            elif state in _LEFT:  # if the thread is not known to run, its begin was not recorded
+                phase, name, args = "E", RUNNING, {"prev_state": _LEFT[state]}
+            else:
+                self.counted["state|states of threads changes|change nothing in a timeline"] += 1
                 return None
-            phase, name, args = stated
             of = {**of, "name": name}
         elif phase == BY_WHO_RUNS:
             phase, args = "I", {"by_tid": self._on.get(cpu, 0), **orjson.loads(second)}
@@ -248,14 +252,3 @@ class ThreadsInOrder:
             record = packed({**of, "phase": phase, **thread})
             self._records.keep(key, record, len(record))
         return record, second
-
-    def _state(self, tid: int, state: int) -> tuple[str, str, dict[str, Any]] | None:
-        """The phase, the name and the arguments for a state."""
-        if state == _IS_RUNNING and tid not in self._runs:
-            return "B", RUNNING, {}
-        if state == _IS_RUNNABLE and tid not in self._runs:
-            return "I", WAKEUP, {}
-        if state in _LEFT:  # if the thread is not known to run, its begin was not recorded
-            return "E", RUNNING, {"prev_state": _LEFT[state]}
-        self.counted["state|states of threads changes|change nothing in a timeline"] += 1
-        return None

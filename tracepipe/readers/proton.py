@@ -162,12 +162,17 @@ class _Trace:
     # Batches --------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[SourceBatch]:
-        """Batches of consecutive warps of one kernel, with the problems."""
+        """Batches of consecutive warps of one kernel, as many as fit, with the problems."""
         problems = [*self._problems.pop(), *self._stated()]
         for rows in self._rows.in_order():
             at = 0
             while at < len(rows):
-                end = _end_of_batch(rows, at)
+                end, size_bytes = at + 1, len(rows.second[at])
+                while end < min(len(rows), at + _WARPS_AT_ONCE) and rows.first[end] == rows.first[at]:
+                    size_bytes += len(rows.second[end])
+                    if size_bytes > _BATCH_BYTES:
+                        break
+                    end += 1
                 yield self._batch(rows, at, end, problems)
                 at, problems = end, []
         if problems:
@@ -214,17 +219,6 @@ class _Trace:
             words = counted(self._flows, "flow|flows between warps is|are not drawn")
             yield Problem(0, "flow_out", words, skipped=False)
         yield from self._problems.rest("object|objects cannot be read")
-
-
-def _end_of_batch(rows: Rows, at: int) -> int:
-    """Where the batch ends that begins at a place: it has warps of one kernel, as many as fit."""
-    end, size_bytes = at + 1, len(rows.second[at])
-    while end < min(len(rows), at + _WARPS_AT_ONCE) and rows.first[end] == rows.first[at]:
-        size_bytes += len(rows.second[end])
-        if size_bytes > _BATCH_BYTES:
-            break
-        end += 1
-    return end
 
 
 def sniff(head: bytes) -> bool:

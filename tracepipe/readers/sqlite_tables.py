@@ -390,8 +390,12 @@ class EventRows:
         its time and the rest. `begin` is called with the first time.
         """
         tables = list(sources)
-        dated = [_dated(at, rows) for at, (_, rows, _) in enumerate(tables)]
-        for ts_ns, at, row in heapq.merge(*dated):
+
+        def dated(at: int, rows: Iterator[Values]) -> Iterator[tuple[int, int, Values]]:
+            return ((row[1], at, row) for row in rows)
+
+        in_order = heapq.merge(*(dated(at, rows) for at, (_, rows, _) in enumerate(tables)))
+        for ts_ns, at, row in in_order:
             if begin:
                 begin(ts_ns)
                 begin = None
@@ -422,10 +426,6 @@ class EventRows:
         self._rows, self._others = [], []
         self.problems.clear()  # readers hold this one
         return batch
-
-
-def _dated(at: int, rows: Iterator[Values]) -> Iterator[tuple[int, int, Values]]:
-    return ((row[1], at, row) for row in rows)
 
 
 def integers(**values: object) -> Args:

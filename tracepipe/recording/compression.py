@@ -145,7 +145,13 @@ class PartWriter:
         try:
             if self._is_ours and self._written_bytes and not self._is_full:
                 reserve(self._file.fileno(), self._written_bytes, len(part) + _LAST_BYTES)
-            self._write_whole(memoryview(part))
+            rest = memoryview(part)
+            while rest:
+                written = self._file.write(rest)
+                if written is None:  # a pipe that another program set to not block: wait for it
+                    select.select([], [self._file], [])
+                else:
+                    rest = rest[written:]
         except OSError:
             self._is_full = True
             if self._is_ours:
@@ -166,14 +172,6 @@ class PartWriter:
                 os.fsync(self._file.fileno())
         finally:
             self._file.close()
-
-    def _write_whole(self, rest: memoryview) -> None:
-        while rest:
-            written = self._file.write(rest)
-            if written is None:  # a pipe that another program set to not block: wait for it
-                select.select([], [self._file], [])
-            else:
-                rest = rest[written:]
 
 
 def compressing(file: BinaryIO | io.RawIOBase, path: str, *, is_ours: bool = True) -> BinaryIO:

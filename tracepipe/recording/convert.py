@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from tracepipe.converters import CONVERTERS
 from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
 from tracepipe.event.columns import SPECIAL, TraceBatch
-from tracepipe.event.model import STALLS, Header
+from tracepipe.event.model import STALLS
 from tracepipe.event.origins import FILE
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import LayoutOptions
@@ -23,6 +23,9 @@ from tracepipe.units import counted
 
 if TYPE_CHECKING:
     from tracepipe.converters.archive import ArchiveWriter
+
+# The fields of a header that a trace shows.
+_SAID = ("tool", "engine", "host", "kernel", "machine", "command", "rank", "world_size", "layers", "gpus")
 
 
 @dataclass(slots=True)
@@ -170,7 +173,9 @@ class _Drawing:
         writer: Writer = self._output.open(out, info)
         self._start_ns = self._layout.end_ns = info.start["trace_ns"]
         for part in inputs.parts:
-            about = _about(part.opened.recording.header, part.opened.source)
+            record = part.opened.recording.header.to_record()
+            about: dict[str, Any] = {"source_format": part.opened.source}
+            about |= {key: record[key] for key in _SAID if key in record}
             if part.anchor is not None:
                 about |= {FILE: part.name} | part.anchor.stated(inputs.clock)
             writer.write(self._layout.say("capture", self._start_ns, about))
@@ -213,10 +218,3 @@ def _first_ns(batch: TraceBatch) -> int:
         )
     ]
     return min(times, default=0)
-
-
-def _about(header: Header, source: str) -> dict[str, Any]:
-    """The arguments that describe where a trace comes from."""
-    keys = ("tool", "engine", "host", "kernel", "machine", "command", "rank", "world_size", "layers", "gpus")
-    record = header.to_record()
-    return {"source_format": source} | {key: record[key] for key in keys if key in record}

@@ -20,7 +20,7 @@ from tracepipe.clocks import Clocks
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
-from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Header, Problem, Record
+from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Problem, Record
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
@@ -89,15 +89,6 @@ class _Pairs:
                     yield pair
 
 
-def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:
-    for at, pair in enumerate(header.clock_pairs):
-        record = {"type": "clock", **pair}
-        if fault := first_fault(record):
-            problems.append(Problem(1, f"clock_pairs[{at}].{fault[0]}", fault[1]))
-        else:
-            yield record
-
-
 @contextmanager
 def open_recording(
     path: str,
@@ -132,25 +123,22 @@ def open_recording(
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
-        of_header = list(_header_pairs(header, problems))
+        of_header: list[Record] = []
+        for at, pair in enumerate(header.clock_pairs):
+            of_header.append({"type": "clock", **pair})
+            if fault := first_fault(of_header[-1]):
+                problems.append(Problem(1, f"clock_pairs[{at}].{fault[0]}", fault[1]))
+                of_header.pop()
         recording.batches = with_problems(problems, recording.batches)
         used = header.declared_clocks
         needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
         pairs = _Pairs(of_header, stream if needs_others else None)
         clocks = Clocks(header, pairs, assumed)
-        if pairs.given > _MANY_PAIRS:
-            _give_back()
+        if pairs.given > _MANY_PAIRS and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+            # They take some MB while they are fitted, which the C library would keep in pieces. This goes
+            # through all that the process has freed. musl has no such function, and keeps no memory.
+            libc.malloc_trim(0)
         yield OpenRecording(recording, clocks, stream, source.name)
-
-
-def _give_back() -> None:
-    """Return freed memory to the system. Many clock pairs take some MB while they are fitted, which the C
-    library would keep in pieces. That goes through all that the process has freed.
-    """
-    # musl has no such function, and keeps no memory.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _recognised(

@@ -373,7 +373,8 @@ class Gpus:
 
 def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     """The new numbers of each recording, and the origins of all. Raises InputError."""
-    of_host, names_ranks = hosts_of(parts), _has_ranks(parts)
+    of_host, stated = hosts_of(parts), {part.rank for part in parts}
+    names_ranks = None not in stated and len(stated) == len(parts)  # the ranks must be distinguished
     gpus = Gpus(names_ranks=names_ranks)
     if max(of_host) >= HOSTS_MAX:
         raise InputError(
@@ -407,12 +408,6 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     titles = gpus.titles(names)
     ranks = _ranks(parts, of_host) if names_ranks else {}
     return numbers, Origins(len(parts), programs, ranks, names, titles, files, _doubles(parts, of_host))
-
-
-def _has_ranks(parts: Sequence[Part]) -> bool:
-    """Whether the recordings are of ranks that must be distinguished."""
-    ranks = {part.rank for part in parts}
-    return None not in ranks and len(ranks) == len(parts)
 
 
 def _ranks(parts: Sequence[Part], of_host: Sequence[int]) -> dict[int, int]:

@@ -175,7 +175,11 @@ class Uploads:
                 wait_until_sent(upload.process)
             except (KeyboardInterrupt, SystemExit):
                 if is_asked_to_end:
-                    self._give_up()
+                    for left in self._running:
+                        left.process.kill()
+                        words = f"{left.url} is not written; the recording is {left.file}. {left.by_hand}"
+                        self._notify(words)
+                    self._running.clear()
                     raise
                 is_asked_to_end = True
                 self._notify("a second signal ends the copying")
@@ -186,12 +190,6 @@ class Uploads:
                 failures.append(OutputError(f"{e.message}; the recording is {upload.file}", hint))
             self._running.pop(0)
         return failures
-
-    def _give_up(self) -> None:
-        for upload in self._running:
-            upload.process.kill()
-            self._notify(f"{upload.url} is not written; the recording is {upload.file}. {upload.by_hand}")
-        self._running.clear()
 
 
 def check(url: str, *, force: bool) -> None:
