@@ -98,11 +98,6 @@ def text(field: int, value: str) -> bytes:
     return delimited(field, value.encode("utf-8", "replace"))
 
 
-def fixed64(field: int, value: int) -> bytes:
-    """A fixed64 field."""
-    return tag(field, 1) + struct.pack("<Q", value & _U64)
-
-
 def double(field: int, value: float) -> bytes:
     """A double field."""
     return tag(field, 1) + struct.pack("<d", value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -147,6 +147,26 @@ def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> In
     """Join a column of several batches, with `missing` where one lacks it; None where all lack it."""
     of = "exit_ns" if name in EACH_EXIT else "warp"
     return joined_optional(((getattr(one, name), len(getattr(one, of))) for one in batches), missing)
+
+
+def joined_warps(batches: Sequence[PlacedWarps], missing: Mapping[str, int]) -> PlacedWarps:
+    """The warps of batches without ranges as one batch, without the record of a launch. `missing` has the
+    values of columns that some of them may lack. A single batch is returned as it is.
+    """
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    optional: dict[str, Any] = {name: joined_column(batches, name, value) for name, value in missing.items()}
+    return PlacedWarps(
+        launched={},
+        clock=first.clock,
+        ts_ns=first.ts_ns,
+        offset_ns=first.offset_ns,
+        warp=np.concatenate([batch.warp for batch in batches]),
+        entry_ns=np.concatenate([batch.entry_ns + (batch.ts_ns - first.ts_ns) for batch in batches]),
+        exit_ns=np.concatenate([batch.exit_ns for batch in batches]),
+        **optional,
+    )
 
 
 def warps_of(record: Record) -> Warps:

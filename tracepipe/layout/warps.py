@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_SM, SM_ACTIVE_WARPS, 
 from tracepipe.event.model import Record
 from tracepipe.event.nesting import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, NO_ROW, STARTS, WarpStarts
 from tracepipe.event.ops import COUNTER, op_of
-from tracepipe.event.warps import AT_ONCE_MAX, CROSSING, SMALL_MAX, PlacedWarps, joined_column, nested
+from tracepipe.event.warps import AT_ONCE_MAX, CROSSING, SMALL_MAX, PlacedWarps, joined_warps, nested
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
 from tracepipe.layout.summaries import Summaries
@@ -233,7 +232,7 @@ class WarpRun:
 
     def __init__(self, of: WarpBatches) -> None:
         self.gpu, self.mode, self.batches = of.gpu, of.mode, of.batches
-        self.warps = _joined(of.batches)
+        self.warps = joined_warps(of.batches, _MISSING)
         self.sizes: Int64s = np.array([len(batch.warp) for batch in of.batches], np.int64)
         self.bases_ns: Int64s = np.array([batch.ts_ns for batch in of.batches], np.int64)
         self.first: Int64s = np.cumsum(self.sizes) - self.sizes
@@ -291,26 +290,6 @@ class WarpRun:
         if left.any():
             last_ns = max(last_ns, int((entry_ns + self.stay_ns)[left].max()))
         return self.warps.ts_ns + last_ns
-
-
-def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
-    """The warps of batches as one batch, which has the first one's record of its launch."""
-    first = batches[0]
-    if len(batches) == 1:
-        return first
-    optional: dict[str, Any] = {
-        name: joined_column(batches, name, missing) for name, missing in _MISSING.items()
-    }
-    return PlacedWarps(
-        launched={},
-        clock=first.clock,
-        ts_ns=first.ts_ns,
-        offset_ns=first.offset_ns,
-        warp=np.concatenate([batch.warp for batch in batches]),
-        entry_ns=np.concatenate([batch.entry_ns + (batch.ts_ns - first.ts_ns) for batch in batches]),
-        exit_ns=np.concatenate([batch.exit_ns for batch in batches]),
-        **optional,
-    )
 
 
 # The most GPUs whose warps are drawn. Each has a packet sequence and tables, which take 30 KB or more.

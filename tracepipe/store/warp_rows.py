@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Int64s
-from tracepipe.event.warps import PlacedWarps, joined_column, nested
+from tracepipe.event.warps import PlacedWarps, joined_warps, nested
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.tables import Writer
@@ -56,7 +56,10 @@ class WarpRows:
 
         Raises OutputError, and OverflowError where numbers are too large.
         """
-        warps = _joined(batches)
+        times_ns = [max(abs(one.ts_ns), int(one.entry_ns.max())) for one in batches if len(one)]
+        if max(times_ns, default=0) > _LARGEST_NS:
+            raise OverflowError
+        warps = joined_warps(batches, _MISSING)
         _check(warps)
         entry_ns = warps.entry_ns + warps.ts_ns
         first_ns, last_ns = _first_and_last(warps, entry_ns)
@@ -175,35 +178,9 @@ def _fitting(value: int | None) -> int | None:
     return value if value is not None and value <= _INT64_MAX else None
 
 
-def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
-    """The warps of several batches as one batch, without the values of launches. Raises OverflowError where
-    times are too large to be added.
-    """
-    first = batches[0]
-    if len(batches) == 1:
-        return first
-    base_ns = np.array([one.ts_ns for one in batches], np.int64)
-    entry_ns = np.concatenate([one.entry_ns for one in batches])
-    if max(int(entry_ns.max()), int(np.abs(base_ns).max())) > _LARGEST_NS:
-        raise OverflowError
-    optional: dict[str, Any] = {
-        name: joined_column(batches, name, missing) for name, missing in _MISSING.items()
-    }
-    return PlacedWarps(
-        launched={},
-        clock=first.clock,
-        ts_ns=first.ts_ns,
-        warp=np.concatenate([one.warp for one in batches]),
-        entry_ns=entry_ns + np.repeat(base_ns - first.ts_ns, [len(one.warp) for one in batches]),
-        exit_ns=np.concatenate([one.exit_ns for one in batches]),
-        **optional,
-    )
-
-
 def _check(warps: PlacedWarps) -> None:
     """Raise OverflowError where numbers do not fit their columns."""
-    longest_ns = int(warps.entry_ns.max(initial=0)), int(warps.exit_ns.max(initial=0))
-    if len(warps) and max(*longest_ns, abs(warps.ts_ns)) > _LARGEST_NS:
+    if int(warps.exit_ns.max(initial=0)) > _LARGEST_NS:
         raise OverflowError
     for name, most in _OPTIONAL.items():
         values = getattr(warps, name)
