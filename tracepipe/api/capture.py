@@ -327,9 +327,7 @@ def request_of(
 
 
 def _layers(given: str | Sequence[str] | None, *, of_command: bool) -> tuple[str, ...]:
-    """The layers that are asked for by name, as one text too, or all that this machine allows. Raises
-    TracepipeError.
-    """
+    """The layers that are named, as one text too, or all that this machine allows. Raises TracepipeError."""
     from tracepipe.tracer.plan import layers_here
 
     if isinstance(given, str):

@@ -1,6 +1,4 @@
-"""Datasets and queries: the recordings of the ranks of a job in one folder, and SQL on them or on one
-recording.
-"""
+"""Datasets and queries: the recordings of a job's ranks in one folder, and SQL on them or on a recording."""
 
 from __future__ import annotations
 

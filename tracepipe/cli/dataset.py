@@ -1,6 +1,4 @@
-"""The commands on datasets, which have the recordings of all ranks of a job, and queries of those and of
-recordings.
-"""
+"""The commands on datasets, which have the recordings of all ranks of a job, and queries."""
 
 from __future__ import annotations
 

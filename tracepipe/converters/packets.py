@@ -209,8 +209,7 @@ _ALIKE_MAX = 1 << 13
 # This many changes of warps are written at a time, as each takes several Python objects.
 _AT_ONCE = 1 << 12
 _Key = tuple[int, int, int]
-"""The key of operations that are written the same way: kind, line and mark, row and name, shape and
-arguments."""
+"""The key of operations that are written alike: kind, line and mark, row and name, shape and arguments."""
 
 
 class Packets:
@@ -228,8 +227,7 @@ class Packets:
         self._shadows: set[int] = set()
         """Arguments that have names of what is shown in addition to arguments."""
         self._warp_names: dict[int, bytes] = {}
-        """By kernel and number of a warp: its name's number as a field, empty where the name was used
-        once."""
+        """By kernel and number of a warp: its name's number as a field, empty if the name was used once."""
         self._named = 0
 
     # Tables --------------------------------------------------------------------------------------------

@@ -212,8 +212,7 @@ class CpuUse:
         self._rows = rows
         self._counters = _Counters(rows, CPU_USE)
         self._process: Int32s = np.zeros(0, np.int32)
-        """By the number of a thread's track: its process, NONE where it is not known or there are too
-        many."""
+        """By the number of a thread's track: its process, NONE if that is not known or there are too many."""
         self._waiting: list[tuple[Int32s, Int64s, Int64s]] = []
         self._waiting_count = 0
 

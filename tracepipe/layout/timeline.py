@@ -55,8 +55,7 @@ class Track:
 
 
 WARP_BEGIN, WARP_END, WARP_EXIT, WARP_COUNT = 1, 2, 3, 4
-"""Kinds of changes: the slice of a warp or a range begins, ends or has an exit, or a warp without a slice is
-counted."""
+"""Kinds of changes: the slice of a warp or range begins, ends or has an exit, or a warp is only counted."""
 ONLY_NAME: Final = -1
 WARP_LANES: Final = 32
 FULL_MASK: Final = (1 << WARP_LANES) - 1

@@ -364,8 +364,7 @@ class WarpLayout:
         self._runs: list[WarpRun] = []
         # At first, no number is at the place of its own lower bits, so none is found.
         self._launches = np.arange(1, LAUNCHES_MAX + 1, dtype=np.uint64)
-        """The last launches whose warps were laid out, by the lower bits of their ids, which are
-        consecutive."""
+        """The last launches whose warps were laid out, by the lower bits of their consecutive ids."""
 
     def _mode(self, batch: PlacedWarps) -> str:
         known = batch.sm is not None and batch.slot is not None

@@ -325,9 +325,7 @@ def _notes(found: Changes, facts: Sequence[Facts], left_out: Sequence[str]) -> I
 
 
 def _recorded_first(sizes: Sizes, facts: Sequence[Facts]) -> str | None:
-    """The side that was recorded before the other one began; None where neither was, or times are
-    not known.
-    """
+    """The side that was recorded before the other one began; None if neither was, or times are not known."""
     known = (one.header.start_ns("realtime") for one in facts)
     starts_ns = [start_ns for start_ns in known if isinstance(start_ns, int)]
     if len(starts_ns) < len(facts):

@@ -209,9 +209,7 @@ def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
 
 
 def _kernels(run: Run, options: Options) -> tuple[Table, int]:
-    """The first kernels in the chosen order, with their shares of the time of all, and how many are
-    left out.
-    """
+    """The first kernels in the chosen order, with their shares of all time, and how many are left out."""
     found = functions_of(run, "gpu_kernel", options.sort, options.top)
 
     def row(name: str, _: str, count: int, total_ns: int | None, *spread: int | None) -> tuple[Any, ...]:

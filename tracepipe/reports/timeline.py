@@ -70,9 +70,7 @@ def run(run: Run, options: Options) -> Result:
 
 
 def _window(run: Run, options: Options) -> tuple[int, int]:
-    """The window that the options name, in trace ns; without options, from the first event to the
-    last end.
-    """
+    """The window of the options, in trace ns; without options, from the first event to the last end."""
     base_ns = run.facts.start_ns
     layers = [run.layer(name) for name in (*(name for _, name in _LAYERS), "gpu_kernel", "gpu_thread")]
     firsts = [int(layer.start_ns[0]) for layer in layers if len(layer)]
@@ -139,16 +137,11 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     for name, of in tracks:
         counts += _Drawn(run, name, start_ns, end_ns, of).counts(len(first))
     # Threads are in the order of their ids.
-    there = np.flatnonzero(counts)
-    shown = there
-    if 0 < options.threads < len(there):
-        shown = np.sort(there[np.argsort(-counts[there], kind="stable")[: options.threads]])
-        notes.append(
-            counted(
-                len(there) - len(shown),
-                "thread|threads with fewer events is|are not drawn: --threads 0 draws all",
-            )
-        )
+    shown, left_out = _busiest(counts, options.threads)
+    shown = np.sort(shown)
+    if more := len(left_out):
+        words = "thread|threads with fewer events is|are not drawn: --threads 0 draws all"
+        notes.append(counted(more, words))
     is_shown = np.zeros(len(first), np.bool_)
     is_shown[shown] = True
     depth, deeper, layers = max(options.depth, 0), 0, []
@@ -180,9 +173,19 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
                 group.rows.append(Strip(label, spans, instants))
         yield group
     if deeper:
-        notes.append(
-            counted(deeper, "call|calls is|are nested too deep to be drawn: --depth draws more rows")
-        )
+        words = "call|calls is|are nested too deep to be drawn: --depth draws more rows"
+        notes.append(counted(deeper, words))
+
+
+def _busiest(counts: Int64s, most: int) -> tuple[Int64s, Int64s]:
+    """The tracks that have events, at most `most`, or all with 0, those with the most events first if there
+    are more; and the other tracks.
+    """
+    there = np.flatnonzero(counts)
+    if 0 < most < len(there):
+        there = there[np.argsort(-counts[there], kind="stable")]
+        return there[:most], there[most:]
+    return there, there[:0]
 
 
 def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
@@ -195,9 +198,7 @@ def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], 
 
 
 def _levels_of_hooks(own: Ints, count: int, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
-    """The same for hooks: a row for each level of each of `count` layers; `own` has the layer of
-    each shape.
-    """
+    """The same for hooks: a row for each level of each of `count` layers; `own` has each shape's layer."""
 
     def level(layer: Layer, rows: Int64s) -> Int64s:
         at, of = layer.depth[rows].astype(np.int64), own[layer.shape[rows]]
@@ -213,12 +214,11 @@ def _own_layers(hooks: _Drawn) -> tuple[Any, Any, int]:
     numbers = hooks.run.shapes.column("layer", _every(hooks.run))
     own, first = number_rows(~numbers.astype(np.int64))
     layer, rows, _ = hooks.rows()
-    counts = np.bincount(own[layer.shape[rows]], minlength=len(first))
-    there = np.flatnonzero(counts)
-    shown = np.sort(there[np.argsort(-counts[there], kind="stable")[:_HOOKS_MAX]])
+    shown, others = _busiest(np.bincount(own[layer.shape[rows]], minlength=len(first)), _HOOKS_MAX)
+    shown = np.sort(shown)
     drawn_at = np.full(len(first), len(shown), np.int64)
     drawn_at[shown] = np.arange(len(shown))
-    return numbers[first[shown]], drawn_at[own], len(there) - len(shown)
+    return numbers[first[shown]], drawn_at[own], len(others)
 
 
 def _label(title: str, level: int) -> str:
@@ -260,11 +260,7 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
     counts = np.sum(
         [_Drawn(run, name, start_ns, end_ns, of).counts(len(first)) for name, of in layers], axis=0
     )
-    shown = np.flatnonzero(counts)
-    left_out = shown[:0]
-    if 0 < most < len(shown):
-        by_count = shown[np.argsort(-counts[shown], kind="stable")]
-        shown, left_out = by_count[:most], by_count[most:]
+    _, left_out = _busiest(counts, most)
     # The others share one track after those of the streams.
     track = np.arange(len(first) + 1, dtype=np.int32)
     track[left_out], track[NONE] = len(first), NONE
@@ -282,11 +278,8 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
     for at, (spans, instants) in sorted(found.items()):
         strip = Strip(f"stream {stream[first[at]]}", spans, instants)
         streams.setdefault(int(gpu[first[at]]), []).append(strip)
-    others_text = agree(len(left_out), "stream|streams")
-    together = Group(
-        f"{len(left_out):,} other {others_text}, with less work: --streams 0 draws all",
-        [Strip("work", others, level=True)],
-    )
+    title = f"{len(left_out):,} other {agree(len(left_out), 'stream|streams')}, with less work"
+    together = Group(f"{title}: --streams 0 draws all", [Strip("work", others, level=True)])
     return streams, together if len(left_out) else None
 
 

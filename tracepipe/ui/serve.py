@@ -191,9 +191,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def do_OPTIONS(self) -> None:
-        """Answer a preflight, which Chrome before 142 sends before a public page may use a loopback
-        address.
-        """
+        """Answer a preflight, which Chrome before 142 sends before a public page may use a loopback one."""
         if not self._host_is_ours():
             return
         if self._asked_path() != self.server.trace_path:

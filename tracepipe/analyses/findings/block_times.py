@@ -32,8 +32,7 @@ class BlockLateness(NamedTuple):
     profile_row: Ints
     """For each row the index of its block in `blocks`."""
     group: Ints
-    """For each of `blocks` the number, 0, 1, …, of the group in which it was compared; of several launches,
-    the last one counts."""
+    """For each of `blocks` the number, from 0, of the group in which it was compared, in its last launch."""
 
 
 def lacks_blocks(kernel: KernelWarps) -> str | None:
@@ -187,9 +186,7 @@ def without_medians(values: Floats, groups: Ints) -> Floats:
 
 
 def at_border(blocks: Ints, grid: tuple[int, int, int] | None) -> Bools:
-    """Flags the linear block indices that are the first or the last along a side of the grid with more than
-    two blocks. Shapes `(n,)`.
-    """
+    """Flags linear block indices at an end of a side of the grid with more than two blocks. Shapes `(n,)`."""
     border = np.zeros(blocks.size, np.bool_)
     for size in () if grid is None or 0 in grid else grid:
         if size > 2:

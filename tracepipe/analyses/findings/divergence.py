@@ -37,8 +37,7 @@ from tracepipe.units import agree, duration_text
 MIN_RECURRING = 3
 """The least number of warps: in fewer of them, the same lane is late by chance too often."""
 MOST_WARPS_SHARE = 0.01
-"""Where more than this share of the warps diverges by their masks, the grid's first or last warp is no
-exception."""
+"""Where more than this share of the warps diverges by masks, the grid's first or last one is no exception."""
 MOST_OF_KERNEL = 0.5
 """The least share of the warps whose lanes exit apart by masks, if they idle for less than MIN_SAVED."""
 MIN_WARPS_SHARE = 0.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from tracepipe.units import duration_text
@@ -65,8 +66,7 @@ class Finding:
     p_value: float | None = None
     numbers: dict[str, Any] = field(default_factory=dict)
     saves_share: float | None = None
-    """The most that a fix could save, as a share of the duration of the launches concerned; None where that
-    is not known."""
+    """The most that a fix could save, as a share of the launches' duration; None where that is not known."""
     grid: tuple[int, int, int] | None = None
     saves: Saving | None = None
 
@@ -107,11 +107,8 @@ CORRECTED = "corrected for all that was tried"
 def listed(values: list[int], most: int = 6) -> str:
     """Numbers as a list of ranges, at most `most` of them: `0–7, 15, 31`."""
     spans: list[str] = []
-    start = 0
-    for at in range(1, len(values) + 1):
-        if at == len(values) or values[at] != values[at - 1] + 1:
-            first, last = values[start], values[at - 1]
-            spans.append(f"{first}" if first == last else f"{first}{',' if last == first + 1 else '–'}{last}")
-            start = at
-    spans = [span.replace(",", ", ") for span in spans]
+    for _, run in groupby(enumerate(values), lambda one: one[1] - one[0]):
+        numbers = [number for _, number in run]
+        between = ", " if len(numbers) == 2 else "–"
+        spans.append(f"{numbers[0]}{between}{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}")
     return ", ".join(spans[:most]) + (f" and {len(spans) - most} more" if len(spans) > most else "")

@@ -84,9 +84,7 @@ def kernels_of(run: Run, pattern: str, launch: int | None) -> Kernels:
 
 
 def wanted_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Bools:
-    """Flags the warps of kernels whose names match, with `launch` only those of that launch. Shape
-    `(warps,)`.
-    """
+    """Flags the warps of kernels whose names match, with `launch` only that launch's. Shape `(warps,)`."""
     table = run.warp_table
     is_wanted = table.launches.flags_by_names(lambda name: wanted.search(name) is not None)
     if launch is not None:

@@ -42,9 +42,7 @@ def binomial_above(count: int, tries: int, chance: float) -> float:
 
 
 def median_interval(values: AnyArray, confidence: float) -> tuple[float, float]:
-    """Distribution-free bounds of the median of `values`, shape `(n,)`; infinite where there are
-    too few values.
-    """
+    """Distribution-free bounds of the median of `values`, shape `(n,)`; infinite if these are too few."""
     ordered, count = np.sort(values), len(values)
     most = np.arange(count + 1)
     # The chances that at most 0, 1, … values are below the median.

@@ -38,9 +38,7 @@ class InTurn(NamedTuple):
 
 
 def without_order(times: Floats) -> InTurn:
-    """Lane times, shape `(warps, 32)`, less the order of the probe, where that explains most of the
-    spread.
-    """
+    """Lane times, shape `(warps, 32)`, less the probe's order, where that explains most of the spread."""
     pairs = times[:, APART:] - times[:, :-APART]
     known = pairs[~np.isnan(pairs)]
     if known.size < MIN_PAIRS:

@@ -34,15 +34,13 @@ MIN_IDLE_SLOTS = 0.10
 """The least idle share of the kernel's block slots over its whole duration. With any grid, the last blocks do
 not end together: a kernel of ten waves loses half a wave in twenty by that."""
 MIN_FILLED = 0.9
-"""The least share of the slots that got a block before blocks began to end: with less, launching takes the
-time."""
+"""The least share of slots with a block before blocks began to end: with less, launching takes the time."""
 MIN_RECORDED = 0.95
 """The least share of the grid's blocks that were recorded: lost ones look like idle slots."""
 MOST_LAUNCHES = 16
 """The number of launches that are analyzed, the first ones: launches of one grid have the same waves."""
 MIN_ORDER = 0.8
-"""The least mean rank correlation of warp index and exit in a block: it is nearly 1 for warps that run one
-after the other."""
+"""The least mean rank correlation of warp index and exit in a block: nearly 1 for warps that run in turn."""
 MIN_IN_ORDER_SHARE = 0.5
 """The least time from the exit of the first warp to that of the last, as a share of a warp's lifetime: a
 smaller one is the order in which the warps were started."""

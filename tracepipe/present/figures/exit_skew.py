@@ -1,5 +1,4 @@
-"""Exit skew: when the warps of a kernel exit after the first of their launch, and how far apart their lanes
-exit."""
+"""Exit skew: when the warps of a kernel exit after their launch's first, and how far apart their lanes do."""
 
 from __future__ import annotations
 

@@ -142,9 +142,7 @@ def panels(scope: Scope) -> list[Panel]:
 
 
 def bursts(busy: Stretches) -> list[tuple[int, int]]:
-    """The stretches of work as (start, end); two are joined where the gap between them is no longer than both
-    together.
-    """
+    """Stretches of work as (start, end); two are joined if the gap between them is no longer than both."""
     found: list[tuple[int, int]] = []
     for start_ns, end_ns in zip(busy.start_ns.tolist(), busy.end_ns.tolist(), strict=True):
         if found and start_ns - found[-1][1] <= (found[-1][1] - found[-1][0]) + (end_ns - start_ns):
