@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tracepipe import paths
 from tracepipe.api.open import load
 from tracepipe.api.options import ReadOptions
 from tracepipe.errors import OutputError
-from tracepipe.options import STANDARD
+from tracepipe.options import STANDARD, Option
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput, FolderOutput, Report, Result
 
@@ -22,10 +22,29 @@ if TYPE_CHECKING:
     from tracepipe.store.run import Run
     from tracepipe.store.store import Facts
 
-__all__ = ["JOB_TOP", "REPORTS", "FileOutput", "FolderOutput", "Made", "Report", "make", "make_of_job"]
+__all__ = ["REPORTS", "FileOutput", "FolderOutput", "JobOptions", "Made", "Report", "make", "make_of_job"]
 
-JOB_TOP = 10
-"""How many rows each table of the report on a job has by default."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of `tracepipe ranks`."""
+
+    step: Annotated[
+        int | None, Option("Show the critical path of step N. Default: the step of median length.", "N")
+    ] = None
+    top: Annotated[int, Option("List at most N rows in each table; 0: all.", "N")] = 10
+    engine: Annotated[
+        str, Option("Evaluate with DuckDB in this process, or with Spark.", choices=("duckdb", "spark"))
+    ] = "duckdb"
+    master: Annotated[
+        str,
+        Option(
+            "The Spark cluster: spark://HOST:7077, yarn, … Default: Spark in a process on this machine.",
+            "URL",
+        ),
+    ] = ""
+
+
 Showing = Callable[[str], AbstractContextManager["Progress | None"]]
 """A context that shows the progress of reading the recording of that name."""
 
@@ -94,7 +113,8 @@ def make(
     if report.name == "report" and paths.is_folder(first):
         target = output or default_output(first.rstrip("/") or first, ".html")
         top = getattr(options, "top", None)
-        return make_of_job(first, target, top=JOB_TOP if top is None else top, force=force)
+        of_job = JobOptions() if top is None else JobOptions(top=top)
+        return make_of_job(first, target, of_job, force=force)
     # The recordings that options name come after the inputs; their format is that of their content.
     found = partial(_run, report, [*inputs, *([path] for path in beside.values())], options, how, showing)
     if report.output is None:
@@ -116,16 +136,7 @@ def make(
     return Made(report.name, result, facts, output=target)
 
 
-def make_of_job(
-    dataset: str,
-    output: str,
-    *,
-    top: int = JOB_TOP,
-    step: int | None = None,
-    engine: str = "duckdb",
-    master: str = "",
-    force: bool,
-) -> Made:
+def make_of_job(dataset: str, output: str, options: JobOptions, *, force: bool) -> Made:
     """Make the report on the ranks of a dataset, and write its page to `output` unless that is empty."""
     from tracepipe.dataset.places import Dataset
     from tracepipe.ranks.engine import opened
@@ -143,8 +154,8 @@ def make_of_job(
     with ExitStack() as stack:
         # Before all else: a file that is there already is known at once.
         out = stack.enter_context(replacing(output, force=force)) if ending else None
-        job = Job(stack.enter_context(opened(engine, found, master)), found)
-        result = report(job, top, step)
+        job = Job(stack.enter_context(opened(options.engine, found, options.master)), found)
+        result = report(job, options.top, options.step)
         if out is not None:
             from tracepipe.ranks.page import write
 

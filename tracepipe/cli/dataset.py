@@ -12,7 +12,7 @@ from tracepipe import paths
 from tracepipe.api.dataset import QueryOptions, build_dataset
 from tracepipe.api.dataset import query as run_query
 from tracepipe.api.options import ReadOptions
-from tracepipe.api.reports import JOB_TOP, make_of_job
+from tracepipe.api.reports import JobOptions, make_of_job
 from tracepipe.cli.options import TO_STANDARD, Force, Misuse, json_option, output_option, with_options
 from tracepipe.cli.reports import Shown, put_report
 from tracepipe.errors import InputError, QueryError
@@ -83,20 +83,7 @@ def ranks(
     dataset: Annotated[
         str, typer.Argument(help="A dataset: the folder that `dataset build` made.", metavar="DATASET")
     ],
-    step: Annotated[
-        int | None, Option("Show the critical path of step N. Default: the step of median length.", "N")
-    ] = None,
-    top: Annotated[int, Option("List at most N rows in each table; 0: all.", "N")] = JOB_TOP,
-    engine: Annotated[
-        str, Option("Evaluate with DuckDB in this process, or with Spark.", choices=("duckdb", "spark"))
-    ] = "duckdb",
-    master: Annotated[
-        str,
-        Option(
-            "The Spark cluster: spark://HOST:7077, yarn, … Default: Spark in a process on this machine.",
-            "URL",
-        ),
-    ] = "",
+    options: JobOptions,
     output: Annotated[
         str,
         output_option("Also write a page with tables and pictures (.html), or the pictures (.png, .svg)."),
@@ -105,9 +92,9 @@ def ranks(
     shown: Shown,
 ) -> None:
     """Find the slow ranks of a job."""
-    if master and engine != "spark":
+    if options.master and options.engine != "spark":
         raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
-    made = make_of_job(dataset, output, top=top, step=step, engine=engine, master=master, force=force)
+    made = make_of_job(dataset, output, options, force=force)
     if output == STANDARD:
         return
     put_report(replace(made, output=""), shown)
