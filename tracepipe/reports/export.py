@@ -43,8 +43,8 @@ def run(run: Run, options: Options) -> Result:
         "format": TABLES_VERSION,
         "tool": {"name": "tracepipe", "version": __version__},
         "recording": facts_json(run.facts),
-        "header": run.facts.header,
-        "footer": run.facts.footer,
+        "header": run.facts.header.to_record(),
+        "footer": run.facts.footer.as_read or None,
         "tables": about,
     }
     result.files["run.json"] = lambda out: out.write(json_text(data, indent=True).encode())
