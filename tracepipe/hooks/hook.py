@@ -34,9 +34,7 @@ WHOLE_KINDS = ("str", "dim3", *HASH_KINDS)
 TEXT_BYTES = 248
 """The longest recorded text: eight records of 31 bytes."""
 TEXT_FORMS = ("array", "__data_loc", "__rel_loc")
-"""Where a tracepoint's text is: in the field, or at an offset in the field, from the start of the record or
-from the end of the field.
-"""
+"""A tracepoint's text is in the field, or at the field's offset from the record's start or its own end."""
 
 PROBED_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
 """The layers of probes that can be requested by name, outermost first."""
@@ -182,9 +180,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The probes that were found for hooks, and messages for the user: why other hooks found none, and which
-    were skipped.
-    """
+    """The probes found for hooks; messages on why other hooks found none, and which were skipped."""
 
     probes: list[Probe] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)

@@ -13,44 +13,42 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-from tracepipe.errors import TracepipeError
-from tracepipe.hooks.names import did_you_mean
-from tracepipe.tracer.machine.processes import own_namespace
-from tracepipe.tracer.records.syscalls import SYSCALLS
-from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span, SpanKind
-from tracepipe.tracer.request import Last, Plan
-from tracepipe.units import duration_ns, duration_text
-
-if TYPE_CHECKING:
-    from tracepipe.tracer.gpu.engines.streams import GpuEngine
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, closing
-from dataclasses import field
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, runtime_checkable
 
-from tracepipe.errors import OutputError
+from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.event.model import HostInstant
+from tracepipe.hooks.names import did_you_mean
 from tracepipe.tracer.engines.engine import Attachment, Chunk, Decoder, Store
 from tracepipe.tracer.frame import footer_of, instant
+from tracepipe.tracer.machine.processes import own_namespace
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
 from tracepipe.tracer.records.render import RecordRenderer
-from tracepipe.tracer.records.unrendered import Carried
-from tracepipe.tracer.request import Control, Notify
+from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.records.unrendered import (
+    CALL,
+    KERNEL,
+    NVTX,
+    SYSCALL,
+    Carried,
+    RecordSpans,
+    Span,
+    SpanKind,
+)
+from tracepipe.tracer.request import Control, Last, Notify, Plan
 from tracepipe.tracer.spool import Spool
 from tracepipe.tracer.summary import Recording
+from tracepipe.units import duration_ns, duration_text
 
 if TYPE_CHECKING:
     from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
-
 
 _SEGMENTS: Final = 100  # how many parts the kept time and size have; each is evicted as a whole
 _ITEM_BYTES: Final = 128  # the memory of each item in addition to its content
@@ -388,9 +386,7 @@ class Ring:
         return now
 
     def drop(self, now_ns: int) -> tuple[Segment, int, bool] | None:
-        """Evict the oldest segment if it is too old or does not fit; returns it with its end, and whether it
-        did not fit.
-        """
+        """Evict a segment that is too old or has no room; returns it, its end, whether it had no room."""
         if len(self._segments) < 2:
             return None
         end_ns = self._segments[1].begin["monotonic_ns"]

@@ -352,9 +352,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """An event that begins or ends a window when it happens for the `number`th time; `name` is its function,
-    range or kernel.
-    """
+    """An event whose `number`th time begins or ends a window; `name` is its function, range or kernel."""
 
     kind: TriggerKind
     name: str = ""

@@ -106,8 +106,7 @@ class Spool(Store):
         self._flush_at_s: float | None = None  # None while no lines wait
         self._abandoned_ns = self._last_ns = 0
         self.error: Exception | None = None
-        """Why nothing more is kept or written: an OutputError or a bug. From then on events are only counted.
-        """
+        """Why events are only counted from now on: an OutputError or a bug."""
 
     def begin(self, plan: Plan, start_ns: int) -> None:
         """Start to write. The renderer already has the plan."""

@@ -172,9 +172,7 @@ def _pipe(opened: ExitStack) -> tuple[int, int]:
 
 @contextmanager
 def blocked(*, asking: bool = False) -> Iterator[set[signal.Signals]]:
-    """Block the signals that `Interrupts` receives, and with `asking` SIGUSR2 too. Yields the signal mask for
-    the command.
-    """
+    """Block the signals for `Interrupts`, with `asking` SIGUSR2 too. Yields the mask for the command."""
     # Under nohup SIGHUP is ignored; if it were blocked, it would stay pending and end the capture.
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     taken = _SIGNALS - ignored | ({_ASKING} if asking else set())

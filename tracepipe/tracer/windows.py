@@ -36,13 +36,11 @@ if TYPE_CHECKING:
 _ALONE_NS = 5_000_000
 """How long a library has to begin or end its window itself, at the call that the probes see too."""
 _FOLLOW_NS = 3_000_000
-"""How long libraries in the command may take to follow: they change CUPTI's setting for each CUDA function.
-"""
+"""How long libraries in the command may take to follow: they set each CUDA function in CUPTI."""
 _LEAD_NS = 250_000_000
 """How long before an expected window its probes are attached; attaching takes from 10 to 100 ms."""
 _LINGER_NS = 100_000_000
-"""How long probes stay attached after a window, in case another follows: the time that detaching one takes.
-"""
+"""How long probes stay attached after a window, in case another follows: as long as detaching takes."""
 _OFTEN_NS = 1_000_000_000
 """Where the next window follows within this time, probes stay attached for twice the gap: detaching all of
 them takes nearly that long, and attaching them again has to wait for it.

@@ -146,9 +146,7 @@ def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], retu
 
 
 def link_one_kprobe(program_fd: int, symbol: str, address: int, cookie: int, returns: bool) -> int:
-    """Create a link for one kprobe through a perf event: at `address`, or at `symbol` if that is 0. Raises
-    OSError.
-    """
+    """Link one kprobe through a perf event: at `address`, or at `symbol` if that is 0. Raises OSError."""
     name = ctypes.create_string_buffer(symbol.encode())
     where = (0, address) if address else (_address(name), 0)
     return _link_probe(program_fd, KPROBE_PMU, *where, cookie, returns)

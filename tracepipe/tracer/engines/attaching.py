@@ -229,9 +229,7 @@ class Probing:
         self._load(self._window_points)
 
     def detach(self) -> tuple[list[int], list[int]]:
-        """The descriptors that close immediately, and those that are slow to close. The caller closes them,
-        which detaches all probes.
-        """
+        """The descriptors that close immediately and the slow ones. Closing them detaches all probes."""
         self.is_whole = False
         quick, slow = [loaded for loaded, _ in self._ready], list[int]()
         for links in (self._always, self._in_windows):
@@ -403,9 +401,7 @@ class Probing:
             links.multi.append(link)
 
     def _load(self, points: list[_Point]) -> None:
-        """Load programs of tracepoints, each for one use: a program cannot be attached again while its last
-        event is being detached.
-        """
+        """Load programs of tracepoints, each for one use: one that is being detached cannot be attached."""
         for point in points:
             loaded = bpf.load_program(point.name, point.code, bpf.PROG_TYPE_TRACEPOINT)
             self._ready.append((loaded, point))

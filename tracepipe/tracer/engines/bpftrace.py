@@ -228,9 +228,7 @@ class Script:
         self._add(f'uprobe:"{library}":"{function}" /pid == {self.own_pid}/', *orders)
 
     def _following(self) -> None:
-        """Add blocks that follow threads: found at exec, followed through clone, forgotten at their end. @t:
-        tid → running<<32|tgid.
-        """
+        """Follow threads: found at exec, through clone, until their end. @t: tid → running<<32|tgid."""
         scope = self.plan.scope
         starts = ["(@arm != 0 && @arm == (uint64)pid)"]
         matches = "$t != 0"

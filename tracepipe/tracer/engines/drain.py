@@ -46,9 +46,7 @@ class Unread(NamedTuple):
 
 
 class Drain:
-    """The records of the ring behind `map_fd`, in order. Without the native core, or a place for the file,
-    only the ring holds them.
-    """
+    """The records of a ring, in order; only the ring holds them without the core or a place for the file."""
 
     def __init__(self, map_fd: int, ring_bytes: int) -> None:
         self._longest_s = Tick(ring_bytes, is_short=False).longest_s

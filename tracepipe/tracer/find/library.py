@@ -101,9 +101,7 @@ class LibrarySearch:
         self._given = {str(Path(path).resolve()): _names(path, must=True) for path in given}
 
     def find(self, library: str) -> list[str]:
-        """The files of `library`, which is a soname with or without version, a path, a pattern of paths, or
-        "" for the target's program.
-        """
+        """The files of a soname, with or without version, of a path or a pattern; of the programs for ""."""
         if library == "":
             return self.programs()
         if "/" in library:
@@ -349,9 +347,7 @@ def mappings(pid: int | str) -> Iterator[Mapping]:
 
 
 def mapped_files(pid: int) -> list[tuple[str, str]]:
-    """The file name and the path to open of each file that `pid` has mapped as executable; empty if the
-    process has ended.
-    """
+    """Name and path of each file that `pid` has mapped as executable; empty if the process has ended."""
     found: dict[str, tuple[str, str]] = {}
     with suppress(OSError):
         files = [one for one in mappings(pid) if one.is_code and one.inode and one.path.startswith("/")]

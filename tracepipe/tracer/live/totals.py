@@ -77,9 +77,7 @@ _SUB = 1 << _SUB_BITS
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or tracepoint; the id in records is its index among the functions. `own` is the name of a
-    hook's own layer.
-    """
+    """A function or tracepoint, whose index is the id in records. `own`: the name of a hook's own layer."""
 
     layer: str
     name: str

@@ -279,9 +279,7 @@ class Communicators:
         return "" if group is None else group.members
 
     def make(self, tgid: int, comm: int, given: Mapping[str, int]) -> str:
-        """Note the communicator that a call with the arguments `given` has made (0: none for this rank), and
-        return its members.
-        """
+        """Note the communicator that a call made of `given` (0: none for this rank); returns its members."""
         group = self._made(tgid, given)
         if not comm:
             return ""

@@ -43,9 +43,7 @@ Words = Sequence[int]
 
 
 class Effects:
-    """Follows the calls of all probes with an effect, in all threads. `value_names` of the plan name
-    directions.
-    """
+    """Follows calls with an effect, in all threads. The plan's `value_names` name directions."""
 
     def __init__(self, value_names: ValueNames | None = None) -> None:
         self._names: ValueNames = value_names or {}

@@ -41,8 +41,7 @@ NVTX: Final = "nvtx"
 SpanKind = Literal["call", "syscall", "kernel", "nvtx"]
 
 THREADS_MAX = 1 << 16
-"""The most threads whose names and ids are carried; the oldest are forgotten first, as not every end is seen.
-"""
+"""The most threads whose names and ids are carried, as not every end is seen: the oldest are forgotten."""
 _WORDS = RECORD_BYTES // 4  # of a record, as u32; record.py draws its layout
 _TID_AT, _NUMBER_AT, _KIND_AT, _CPU_AT, _A0_AT = 4, 6, 28, 30, 32
 # In the order in which a decoder needs them.
@@ -145,9 +144,7 @@ class Wanted(Protocol):
 
 
 class RecordSpans:
-    """Finds long calls and system calls among records of probes.bpf.c. `names` has the names of the functions
-    that it looks for.
-    """
+    """Finds long calls and system calls in records of probes.bpf.c; `names`: the functions it looks for."""
 
     def __init__(
         self,

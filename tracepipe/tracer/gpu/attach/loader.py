@@ -525,9 +525,7 @@ class _Try(threading.Thread):
 
 
 def _begin(process: Process, fields: dict[int, bytes]) -> int:
-    """Send a thread through the detour, and return the address of its data. Raises CaptureUnavailable,
-    TracepipeError.
-    """
+    """Send a thread through the detour; returns the address of its data. Raises TracepipeError."""
     by_s = time.monotonic() + _TRY_S
     while time.monotonic() < by_s:
         for tid in process.threads():

@@ -127,9 +127,7 @@ class PythonStacks:
 
 
 class GpuNumbers:
-    """Gives each GPU one number, as processes may see and number them differently. `known`: UUID → number, of
-    those in the header.
-    """
+    """Gives each GPU one number, where processes number them differently. `known`: UUID → number."""
 
     def __init__(self, known: Mapping[str, int]) -> None:
         self._numbers = dict(known)
@@ -512,9 +510,7 @@ class RecordStream:
         """Called when a window of the recording begins or ends, or the recording itself if it has none."""
 
     def collect(self, news: list[str], *, is_final: bool) -> bytes:
-        """Records that do not come through the channel, since the last call; never waits. Messages for the
-        user are added to `news`.
-        """
+        """New records that are not from the channel; never waits. Adds messages for the user to `news`."""
         return b""
 
     def lost(self) -> list[Loss]:
@@ -552,8 +548,7 @@ class GpuEngine:
         self.streams: list[RecordStream] = []
         self.name, self.gpus = "", gpus
         self.layers: frozenset[str] = frozenset()
-        """The layers that it records; with `userspace` it records calls, and no probes are attached for them.
-        """
+        """The layers that it records; with `userspace`, no probes are attached for calls."""
         self.clocks: Sequence[str] = ()
         self.counters: Sequence[Mapping[str, Any]] = ()
         self.sees: Mapping[str, Path] = {}
@@ -612,9 +607,7 @@ class GpuEngine:
         return self._renderer
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
-        """Called before a process begins: events are recorded only in windows, whose begin and end the
-        environment describes.
-        """
+        """Called before a process begins: record only in windows, which the environment describes."""
         self._waited_for = dict(waited_for)
         self.channel.expect_windows()
         for stream in self.streams:

@@ -305,9 +305,7 @@ class _Work:
 
 
 class _WarpKeeper(Keeper):
-    """Keeps each stream's first launch, which numbers it, and the last launch of a process; open calls, and
-    the last clock pairs.
-    """
+    """Keeps each stream's first launch, which numbers it, the last launch, open calls, last clock pairs."""
 
     def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
         super().__init__(memory, kinds)
