@@ -292,20 +292,20 @@ def cut(
     only with `force`. The account counts what is in the part. Raises InputError, FormatError, ClockError,
     OutputError, and TracepipeError for a text that is not a time and for an empty part.
     """
-    from tracepipe.part.cut import Cut, CutOptions
+    from tracepipe.part.cut import write_part
     from tracepipe.part.stretch import moment_of
     from tracepipe.recording.compression import compressing
+    from tracepipe.recording.inputs import InputOptions
     from tracepipe.recording.outputs import replacing
 
     if not start and not end:
         raise TracepipeError("no stretch of time is given", "Give its start, its end or both.")
     first, last = (moment_of(text) if text else None for text in (start, end))
     how = options or ReadOptions()
-    wanted = CutOptions(
-        how.source_format, how.strict, dict(how.assume_offset), how.undated, start=first, end=last
-    )
+    wanted = InputOptions(how.source_format, how.strict, dict(how.assume_offset), how.undated)
     name = fspath(out)
     with replacing(name, force=force, sources=[fspath(path)], on_terminal=True) as stream:
-        account = Cut(fspath(path), wanted).run(compressing(stream, name, is_ours=False), progress)
+        into = compressing(stream, name, is_ours=False)
+        account = write_part(fspath(path), into, wanted, first, last, progress)
     account.output = name
     return account

@@ -66,7 +66,7 @@ class Texts:
             start = end
 
 
-_Events = TypeVar("_Events", bound="EventColumns")
+Events = TypeVar("Events", bound="EventColumns")
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class EventColumns:
         block, thread = self.index[at].reshape(2, 3).tolist()
         return tuple(block) if block[0] != NONE else None, tuple(thread) if thread[0] != NONE else None
 
-    def take(self: _Events, places: Rows) -> _Events:
+    def take(self: Events, places: Rows) -> Events:
         """The events of some places, in that order."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         taken: dict[str, Any] = {name: None if of is None else of[places] for name, of in columns.items()}
@@ -185,7 +185,7 @@ def unsigned(launch: int) -> int:
     return launch + _U64 if launch < 0 else launch
 
 
-def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
+def joined(parts: Sequence[Events]) -> Events:
     """The events of several parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -193,9 +193,9 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
         one.name: joined_optional(
             ((getattr(part, one.name), len(part)) for part in parts), 0 if one.name == "bound_ns" else NONE
         )
-        for one in fields(TraceColumns)
+        for one in fields(parts[0])
     }
-    return TraceColumns(**columns)
+    return type(parts[0])(**columns)
 
 
 def distinct(values: np.ndarray[Any, np.dtype[T]]) -> np.ndarray[Any, np.dtype[T]]:

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck, long_texts
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Texts, TraceColumns, distinct
+from tracepipe.event.columns import NONE, Bools, Events, Int32s, Int64s, Texts, distinct
 from tracepipe.event.model import OTHERS
 from tracepipe.event.shape import Shape, ShapeColumn, shape_of
 from tracepipe.event.stacks import Stacks
@@ -245,7 +245,7 @@ def new_tables() -> Tables:
     return Tables() if core is None else NativeTables(core)
 
 
-def in_order(events: TraceColumns, tables: Tables) -> TraceColumns:
+def in_order(events: Events, tables: Tables) -> Events:
     """Events in the order of time, then of the file; an X before those it encloses."""
     order = order_of(events.ts_ns, events.dur_ns, tables.are_whole()[events.shape])
     return events if order is None else events.take(order)

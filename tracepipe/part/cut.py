@@ -7,8 +7,7 @@ The rows are written as they are in the recording, and readers see them in the s
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -26,74 +25,52 @@ from tracepipe.recording.files import opened_again
 from tracepipe.recording.inputs import InputOptions
 from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector
 
-# The keys of the recording's footer that the part's footer has; the others are sums over the whole recording.
-_OF_FOOTER = ("end", "gpus")
 
+def write_part(
+    path: str,
+    out: BinaryIO,
+    options: InputOptions,
+    start: Moment | None,
+    end: Moment | None,
+    progress: Progress | None = None,
+) -> Account:
+    """Write the events from `start` to before `end`, by default the recording's. The returned account has the
+    content of the part, and the problems of the recording.
 
-@dataclass(slots=True)
-class CutOptions(InputOptions):
-    """The window from `start` to before `end`, by default the recording's."""
-
-    start: Moment | None = None
-    end: Moment | None = None
-
-
-class Cut:
-    """One part: call `run` with a stream."""
-
-    def __init__(self, path: str, options: CutOptions) -> None:
-        self._path, self._options = path, options
-        self._file = path
-        """The path to open, which may be that of a copy."""
-
-    def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
-        """Write the part. The returned account has its content, and the problems of the recording.
-
-        Raises TracepipeError where the window is empty, and, with `strict`, InputError on the first bad line.
-        """
-        with no_collector(), opened_again(self._path) as self._file:
-            chosen, stretch, info, account, footer = self._choose(progress)
-            writer = EventFileWriter(out, info)
-            writer.footer = Footer(end=footer.end, gpus=footer.gpus)
-            with self._open() as opened:
-                reading = Reading(opened, self._path, progress=progress)
-                _Writing(writer, opened, chosen).write(reading, stretch)
-            writer.finish()
-        account.counts, account.losses = writer.counts, writer.losses
-        if chosen.last_ns < stretch.start_ns:
-            account.notes.append("the recording ends before the part begins")
-        account.notes += writer.remarks()
-        return account
-
-    def _open(self) -> AbstractContextManager[OpenRecording]:
-        return self._options.open(self._file, self._path)
-
-    def _choose(self, progress: Progress | None) -> tuple[Chosen, Stretch, TraceInfo, Account, Footer]:
-        """Choose the rows of the part, and make its header and footer."""
-        with self._open() as opened:
-            start, end = self._options.start, self._options.end
-            is_absolute = start is not None and start.is_absolute and (end is None or end.is_absolute)
-            base_ns = 0 if is_absolute else self._start_ns(opened)
+    Raises TracepipeError where the window is empty, and, with `strict`, InputError on the first bad line.
+    """
+    with no_collector(), opened_again(path) as file:
+        with options.open(file, path) as opened:
+            base_ns, trace_clock = 0, opened.clocks.trace_clock
+            if start is None or not start.is_absolute or (end is not None and not end.is_absolute):
+                if (stated_ns := opened.recording.header.start_ns(trace_clock)) is not None:
+                    base_ns = stated_ns
+                else:  # the recording starts with its first event, as in reports
+                    with options.open(file, path) as again:
+                        firsts_ns = (_first_ns(batch) for batch, _ in Reading(again, path).placed())
+                        first_ns = min(firsts_ns, default=TIME_LIMIT_NS)
+                    base_ns = 0 if first_ns == TIME_LIMIT_NS else first_ns
             stretch = Stretch(
                 base_ns if start is None else start.on_trace(base_ns),
                 TIME_LIMIT_NS if end is None else end.on_trace(base_ns),
             )
             if stretch.start_ns >= stretch.end_ns:
                 raise TracepipeError("The window is empty.", "Give an end after its start.")
-            reading = Reading(opened, self._path, strict=self._options.strict, progress=progress)
+            reading = Reading(opened, path, strict=options.strict, progress=progress)
             chosen = _chosen(opened, reading, stretch)
-            info = TraceInfo(opened.clocks.trace_clock, header=_header(opened, stretch))
-            return chosen, stretch, info, reading.finish(), reading.footer
-
-    def _start_ns(self, opened: OpenRecording) -> int:
-        """The start of the recording, as in reports: that of its header, else its first event."""
-        here_ns = opened.recording.header.start_ns(opened.clocks.trace_clock)
-        if here_ns is not None:
-            return here_ns
-        with self._open() as again:
-            firsts = (_first_ns(batch) for batch, _ in Reading(again, self._path).placed())
-            first_ns = min(firsts, default=TIME_LIMIT_NS)
-        return 0 if first_ns == TIME_LIMIT_NS else first_ns
+            account, footer = reading.finish(), reading.footer
+            info = TraceInfo(trace_clock, header=_header(opened, stretch))
+        writer = EventFileWriter(out, info)
+        writer.footer = Footer(end=footer.end, gpus=footer.gpus)  # the rest are sums over all of it
+        with options.open(file, path) as opened:
+            reading = Reading(opened, path, progress=progress)
+            _write_rows(writer, opened, reading, chosen, stretch)
+        writer.finish()
+    account.counts, account.losses = writer.counts, writer.losses
+    if chosen.last_ns < stretch.start_ns:
+        account.notes.append("the recording ends before the part begins")
+    account.notes += writer.remarks()
+    return account
 
 
 def _first_ns(batch: TraceBatch) -> int:
@@ -131,58 +108,48 @@ def _header(opened: OpenRecording, stretch: Stretch) -> Header:
     return replace(header, start=cast("HostInstant", later))
 
 
-class _Writing:
-    """Writes the rows that were chosen."""
+def _write_rows(
+    writer: EventFileWriter, opened: OpenRecording, reading: Reading, chosen: Chosen, stretch: Stretch
+) -> None:
+    """Write the chosen rows, the window, and the names of the rows' threads."""
+    tables, trace_clock = opened.recording.tables, opened.clocks.trace_clock
+    # The field that states that a time is on the trace's clock.
+    clock = {} if trace_clock == opened.clocks.default else {"clock": trace_clock}
+    end_ns = max(stretch.start_ns, min(stretch.end_ns, chosen.last_ns))
 
-    def __init__(self, writer: EventFileWriter, opened: OpenRecording, chosen: Chosen) -> None:
-        self._writer, self._chosen, self._tables = writer, chosen, opened.recording.tables
-        trace_clock = opened.clocks.trace_clock
-        self._clock = {} if trace_clock == opened.clocks.default else {"clock": trace_clock}
-        """The field that states that a time is on the trace's clock."""
-        self._threads: set[Thread] = set()
-
-    def write(self, reading: Reading, stretch: Stretch) -> None:
-        """Write the rows, the window, and the names of the rows' threads."""
-        end_ns = max(stretch.start_ns, min(stretch.end_ns, self._chosen.last_ns))
-        # The recording's own windows may cross this one: it is then written with its end alone, as an
-        # instant after theirs.
-        is_instant = self._chosen.has_windows
-        if not is_instant:
-            self._write_edge("B", stretch.start_ns)
-        first = 0
-        for batch in reading.source():
-            count = len(batch.events)
-            at = np.flatnonzero(self._chosen.marks.are_marked(first, count))
-            if len(at):
-                events = batch.events.take(at)
-                others: list[Record | Warps] = list(batch.others)
-                for place in np.flatnonzero(events.shape == SPECIAL).tolist():
-                    number = int(events.args[place])
-                    others[number] = self._dated(others[number], first + int(at[place]))
-                for number in set(events.shape[events.shape >= 0].tolist()):
-                    shape = self._tables.shapes[number]
-                    if shape is not None and len(self._threads) < THREADS_MAX:
-                        self._threads.add((shape.pid, shape.tid))
-                self._writer.write_events(SourceBatch(events, others), self._tables)
-            first += count
-            if first > self._chosen.marks.last:
-                break
-        if is_instant:
-            self._write_edge("B", end_ns)
-        # Calls that are open at the end are drawn up to it.
-        self._write_edge("E", end_ns)
-        for record in self._chosen.names.records(self._threads):
-            self._writer.record(record)
-
-    def _write_edge(self, phase: str, ts_ns: int) -> None:
-        """Write the begin or the end of the window."""
+    def edge(phase: str, ts_ns: int) -> Record:
+        """The begin or the end of the window."""
         ts_ns = max(0, min(ts_ns, TIME_LIMIT_NS))
-        edge = {"ts_ns": ts_ns, "type": "window", "phase": phase, **self._clock, "cause": "cut"}
-        self._writer.record(edge)
+        return {"ts_ns": ts_ns, "type": "window", "phase": phase, **clock, "cause": "cut"}
 
-    def _dated(self, other: Record | Warps, row: int) -> Record | Warps:
-        """Add the time of its place to a loss that has none: in the part, other lines are around it."""
-        ts_ns = self._chosen.undated_ns.get(row)
-        if ts_ns is None or ts_ns < 0 or not isinstance(other, dict):
-            return other
-        return {"type": "loss", "ts_ns": ts_ns, **self._clock, **other}
+    # The recording's own windows may cross this one: it is then written with its end alone, as an instant
+    # after theirs.
+    if not chosen.has_windows:
+        writer.record(edge("B", stretch.start_ns))
+    first = 0
+    threads: set[Thread] = set()
+    for batch in reading.source():
+        at = np.flatnonzero(chosen.marks.are_marked(first, len(batch.events)))
+        if len(at):
+            events = batch.events.take(at)
+            others: list[Record | Warps] = list(batch.others)
+            for place in np.flatnonzero(events.shape == SPECIAL).tolist():
+                ts_ns = chosen.undated_ns.get(first + int(at[place]))
+                if ts_ns is not None:  # in the part, other lines are around the loss
+                    number = int(events.args[place])
+                    dated = {"type": "loss", "ts_ns": ts_ns, **clock}
+                    others[number] = dated | cast("Record", others[number])
+            for number in set(events.shape[events.shape >= 0].tolist()):
+                shape = tables.shapes[number]
+                if shape is not None and len(threads) < THREADS_MAX:
+                    threads.add((shape.pid, shape.tid))
+            writer.write_events(SourceBatch(events, others), tables)
+        first += len(batch.events)
+        if first > chosen.marks.last:
+            break
+    if chosen.has_windows:
+        writer.record(edge("B", end_ns))
+    # Calls that are open at the end are drawn up to it.
+    writer.record(edge("E", end_ns))
+    for record in chosen.names_of(threads):
+        writer.record(record)

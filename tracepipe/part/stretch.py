@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, overload
+from typing import Final
+
+import numpy as np
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools, Int64s
@@ -50,20 +52,10 @@ class Stretch:
     start_ns: int = -TIME_LIMIT_NS
     end_ns: int = TIME_LIMIT_NS
 
-    @overload
-    def holds(self, ts_ns: int) -> bool: ...
-    @overload
-    def holds(self, ts_ns: Int64s) -> Bools: ...
-
-    def holds(self, ts_ns: Int64s | int) -> Bools | bool:
-        """Whether instants are in the window. A time, or times of shape `(n,)`."""
-        return (ts_ns >= self.start_ns) & (ts_ns < self.end_ns)
-
-    @overload
-    def touches(self, begin_ns: int, end_ns: int) -> bool: ...
-    @overload
-    def touches(self, begin_ns: Int64s | int, end_ns: Int64s) -> Bools: ...
-
-    def touches(self, begin_ns: Int64s | int, end_ns: Int64s | int) -> Bools | bool:
-        """Whether slices overlap the window. Times, or columns of shape `(n,)`."""
-        return (begin_ns < self.end_ns) & ((end_ns > self.start_ns) | (begin_ns >= self.start_ns))
+    def touches(self, begin_ns: Int64s | int, end_ns: Int64s | int) -> Bools:
+        """Whether slices overlap the window. Times, or columns of shape `(n,)`; an instant ends where it
+        begins.
+        """
+        reaches = np.logical_or(end_ns > self.start_ns, begin_ns >= self.start_ns)
+        overlaps: Bools = np.logical_and(begin_ns < self.end_ns, reaches)
+        return overlaps
