@@ -311,8 +311,7 @@ class _Dump:
     end: HostInstant
     items: list[Chunk | Loss]
     never_followed: list[Loss]
-    carried: dict[bool, Carried]
-    """What was carried, by whether it is of the device."""
+    carried: dict[bool, Carried]  # by whether it is of the device
     evicted: dict[str, int]
     reason: str
     renderer: RecordRenderer

@@ -254,7 +254,7 @@ class Ring:
         self._first = self._consumer[0]
 
     @property
-    def made(self) -> int:
+    def made_bytes(self) -> int:
         """How many bytes have been written into the ring."""
         return self._producer[0] - self._first
 

@@ -76,7 +76,7 @@ class Drain:
     @property
     def made_bytes(self) -> int:
         """The size of all records that have come into the ring so far."""
-        return self._ring.made if self._ring is not None else int(self._core.tp_ring_made(self._there))
+        return self._ring.made_bytes if self._ring is not None else int(self._core.tp_ring_made(self._there))
 
     def read(self, until_bytes: int | None = None) -> bytes:
         """The next whole records, at most some megabytes; b"" if there are none. `until_bytes`: only records

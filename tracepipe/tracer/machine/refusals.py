@@ -44,7 +44,7 @@ _KPROBES = (Operation.KPROBES, Operation.KPROBE)
 
 
 def _reason(operation: Operation, error: OSError, machine: Machine) -> tuple[str, str]:
-    """What happened, and how to fix it. Particular causes are before general ones."""
+    """A message, and how to fix it. Particular causes are before general ones."""
     number, what, text = error.errno, operation.value, _text(error)
     is_denial, is_root = number in (errno.EPERM, errno.EACCES), machine.euid == 0
     may = machine.has("CAP_SYS_ADMIN")

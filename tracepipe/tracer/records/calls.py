@@ -280,7 +280,7 @@ class Communicators:
 
     def make(self, tgid: int, comm: int, given: Mapping[str, int]) -> str:
         """Note the communicator that a call made of `given` (0: none for this rank); returns its members."""
-        group = self._made(tgid, given)
+        group = self._new_group(tgid, given)
         if not comm:
             return ""
         # The address may be that of a communicator that was destroyed.
@@ -292,7 +292,7 @@ class Communicators:
         self._groups[tgid, comm] = group
         return group.members
 
-    def _made(self, tgid: int, given: Mapping[str, int]) -> Group | None:
+    def _new_group(self, tgid: int, given: Mapping[str, int]) -> Group | None:
         if "id" in given:
             return (
                 Group(f"{given['id']:016x}", given.get("ranks"), given.get("rank")) if given["id"] else None

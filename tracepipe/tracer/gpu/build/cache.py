@@ -18,8 +18,8 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -101,8 +101,11 @@ class Cache:
         try:
             os.chown(scratch, self._user.uid, self._user.gid)
             compile_into(scratch / "made")
-            with _opened(scratch) as folder:
+            folder = os.open(scratch, _FOLDER)
+            try:
                 made = os.open("made", _FILE, dir_fd=folder)
+            finally:
+                os.close(folder)
             try:
                 status = os.fstat(made)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > _BUILD_BYTES_MAX:
@@ -162,15 +165,6 @@ def _make_folder(folder: Path) -> None:
         _make_folder(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o755)
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, _FOLDER)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _copy(source: int, path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 from tracepipe.sudo import sudo_user
 
@@ -185,7 +186,7 @@ def driver_of(returncode: int, answer: bytes, errors: bytes) -> Driver:
 def limits_of(
     major: int, minor: int, warps: int, blocks: int, registers: int, shared_bytes: int, reserved_bytes: int
 ) -> dict[str, int | str]:
-    """What an SM holds at most, in the form of a header; 0 stands for what is not known."""
+    """The limits of an SM, in the form of a header; 0 stands for one that is not known."""
     limits = {
         "compute_capability": f"{major}.{minor}" if major else 0,
         "max_warps_per_sm": warps,
@@ -199,6 +200,4 @@ def limits_of(
 
 def uuid_text(raw: bytes) -> str:
     """A UUID as nvidia-smi writes it: `GPU-b823ecbd-bb17-cfb3-e35b-411dfeab51f3`; "" for none."""
-    digits = raw.hex()
-    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    return "GPU-" + "-".join(parts) if raw else ""
+    return f"GPU-{UUID(bytes=raw)}" if raw else ""

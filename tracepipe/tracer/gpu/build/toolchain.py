@@ -139,7 +139,7 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What was found, best first; each list may be empty."""
+    """The compilers and libraries of this machine, best first; each list may be empty."""
 
     gxx: list[Compiler] = field(default_factory=list)
     nvcc: list[Compiler] = field(default_factory=list)

@@ -63,7 +63,7 @@ class AnnotationKind(IntEnum):
 
 
 class Label(IntEnum):
-    """What a record of a label names."""
+    """The object that a record of a label names."""
 
     DOMAIN = 1
     TEXT = 2
@@ -147,7 +147,7 @@ class _AnnotationEvents:
             AnnotationKind.LABEL: self._label,
         }
 
-    def made(self, record: GpuRecord) -> Made:
+    def events_of(self, record: GpuRecord) -> Made:
         """The events of a record of these kinds."""
         process = self._processes.get(record.pid)
         if process is None:
@@ -261,7 +261,7 @@ class _AnnotationKeeper(Keeper):
         return Carried(super().carried().known, b"".join(evicted.content for evicted in ordered))
 
     def add(self, record: GpuRecord, content: bytes) -> None:
-        for event, opened in self._events.made(record):
+        for event, opened in self._events.events_of(record):
             if opened is None:
                 continue
             if event["phase"] == "E":
@@ -291,10 +291,10 @@ class _AnnotationFinder(Finder):
                 opened.is_reported = True
                 yield Span(opened.name, now_ns - opened.began_ns, NVTX, is_over=False)
 
-    def found(self, record: GpuRecord) -> Iterator[Span]:
+    def spans_in(self, record: GpuRecord) -> Iterator[Span]:
         if NVTX not in self._wanted.kinds:
             return
-        for event, opened in self._events.made(record):
+        for event, opened in self._events.events_of(record):
             if opened is not None and event["phase"] == "B":
                 opened.limit_ns = self._wanted.limit_ns(opened.name, NVTX)
             elif opened is not None and opened.is_longer(record.time_ns):
@@ -317,7 +317,7 @@ class AnnotationDecoder(Decoder):
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
         start_ns = self._recording.resumed_ns
-        for event, _ in self._events.made(record):
+        for event, _ in self._events.events_of(record):
             if start_ns is not None:  # it began before the recording: its arguments state when
                 began = {"began": "before the recording", "began_ns": event["ts_ns"]}
                 args = {"args": event.get("args", {}) | began} if event["phase"] == "B" else {}
@@ -326,7 +326,7 @@ class AnnotationDecoder(Decoder):
 
 
 def _begun(process: _Process, record: GpuRecord) -> tuple[_OpenRange, int, Event]:
-    """What begins, its number or depth, and its arguments."""
+    """The range that begins, its number or depth, and its arguments."""
     domain, registered, number, payload, kind, flags, color, category, stack = BEGUN.unpack_from(
         record.payload
     )

@@ -91,7 +91,7 @@ class ApiCalls:
         """The function with that name; an unknown one has no arguments."""
         call = self._calls.get(name)
         if call is None:
-            call = self._calls[name] = self._made(name)
+            call = self._calls[name] = self._new_call(name)
         return call
 
     def without_arguments(self, name: str) -> Probe:
@@ -111,7 +111,7 @@ class ApiCalls:
             return Hook("uprobe", hooks.hooks[0].library, name, "userspace")
         return replace(hook, returns=True, condition=None)  # the library records returns, and all calls
 
-    def _made(self, name: str) -> ApiCall:
+    def _new_call(self, name: str) -> ApiCall:
         hook, found = self._hook(name), parameters().get(name, [])
         parts, words = _parts(_at_positions(found, 0), ""), [name]
         arguments = hook.signature.arguments

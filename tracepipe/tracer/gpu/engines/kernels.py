@@ -253,7 +253,7 @@ class _KernelFinder(Finder):
         super().__init__(wanted, names, memory)
         self._functions: dict[tuple[int, int, int], tuple[str, int]] = {}
 
-    def found(self, record: GpuRecord) -> Iterator[Span]:
+    def spans_in(self, record: GpuRecord) -> Iterator[Span]:
         kind, pid, payload = record.kind, record.pid, record.payload
         if kind == KernelKind.CALL_NAME:
             domain, function = CALL_NAME.unpack_from(payload)
@@ -330,7 +330,7 @@ class KernelDecoder(Decoder):
         for record in sorted(waiting, key=lambda record: record.kind == KernelKind.MEMORY):  # after its call
             if record.kind != KernelKind.TAKEN:
                 try:
-                    events += self._made(self._work[record.pid], record)
+                    events += self._events_of(self._work[record.pid], record)
                 except REFUSALS as refusal:
                     self._recording.refused.count(refusal)
         for work in self._work.values():
@@ -349,7 +349,7 @@ class KernelDecoder(Decoder):
         works = self._work.values()
         _write(lines, [event for work in works for event in work.with_clock(work.launches.late())])
 
-    def _made(self, work: _Work, record: GpuRecord) -> list[Event]:
+    def _events_of(self, work: _Work, record: GpuRecord) -> list[Event]:
         """The events of a record."""
         make, some = self._make[record.kind], list(self._layouts[record.kind].iter_unpack(record.payload))
         work.now_ns = max(work.now_ns, record.time_ns)

@@ -162,7 +162,7 @@ class Process:
 
 
 class Recording:
-    """What the decoders of a renderer share."""
+    """The state that the decoders of a renderer share."""
 
     def __init__(self, gpus: Mapping[str, int]) -> None:
         self.memory, self.refused = MemoryLimit(), RefusedRecords()
@@ -210,7 +210,7 @@ class Keeper:
             self._keep(record, content, bytes(record.payload))
 
     def carried(self) -> Carried:
-        """What later records need now."""
+        """The records that later ones need now."""
         return Carried(b"".join(self._known.values()))
 
     def _keep(self, record: GpuRecord, content: bytes, identity: bytes) -> None:
@@ -275,7 +275,7 @@ class Finder:
     def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
         self._wanted, self._names, self._memory = wanted, names, memory
 
-    def found(self, record: GpuRecord) -> Iterator[Span]:
+    def spans_in(self, record: GpuRecord) -> Iterator[Span]:
         """The spans that ended with a record and took longer than their limits. May raise REFUSALS."""
         return iter(())
 
@@ -304,7 +304,7 @@ class ChannelSpans:
                         self._memory.use(ENTRY_BYTES + len(name))
                         self._names[record.pid, number] = WantedName(name, *limits_ns)
                 elif (finder := self._by_kind.get(record.kind)) is not None:
-                    yield from finder.found(record)
+                    yield from finder.spans_in(record)
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         for finder in self._finders:

@@ -361,7 +361,7 @@ class _WarpFinder(Finder):
                     self._reported.add(key)
                     yield Span(name, now_ns - began_ns, is_over=False)
 
-    def found(self, record: GpuRecord) -> Iterator[Span]:
+    def spans_in(self, record: GpuRecord) -> Iterator[Span]:
         key, payload = (record.pid, record.tid), record.payload
         if record.kind == WarpKind.KERNEL:
             kernel = read_kernel(payload)
