@@ -27,14 +27,13 @@ from tracepipe.tracer.find.resolve import resolve
 from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
 from tracepipe.tracer.gpu.engines.counters import build_sampler
 from tracepipe.tracer.gpu.engines.kernels import KernelStream
-from tracepipe.tracer.request import Filters, Notify, Plan, Scope
+from tracepipe.tracer.request import DEFAULT_LAYERS, Filters, Notify, Plan, Scope
 
 _DO_NOTHING = bytes.fromhex("b7000000000000009500000000000000")
 _RARELY_CALLED = "acct"  # a function of every libc: process accounting, called once a boot if at all
 _KERNEL_FUNCTIONS = ("__x64_sys_acct", "__arm64_sys_acct")
 _RING_BYTES = 1 << 16
 _ARRAY = 2  # enum bpf_map_type
-_LAYERS = ("userspace", "syscall", "scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Trials:
         hook = Hook("uprobe", path, _RARELY_CALLED, "userspace")
         probe = Probe(_RARELY_CALLED, _RARELY_CALLED, FilePlace(path, offset), hook)
         scope = Scope("pids", (os.getpid(),))
-        plan = Plan(_LAYERS, ("syscall", "scheduler"), [probe], scope, Filters(), _RING_BYTES)
+        plan = Plan(DEFAULT_LAYERS, ("syscall", "scheduler"), [probe], scope, Filters(), _RING_BYTES)
         began_ns = time.monotonic_ns()
         recording = engine.attach(plan, self._notify)
         attached_ns = time.monotonic_ns()

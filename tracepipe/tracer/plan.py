@@ -9,13 +9,7 @@ from types import MappingProxyType
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.calls import call_rule
-from tracepipe.hooks.hook import (
-    PROBED_LAYERS,
-    RECORDED_LAYERS,
-    FilePlace,
-    KernelPlace,
-    Probe,
-)
+from tracepipe.hooks.hook import PROBED_LAYERS, RECORDED_LAYERS, FilePlace, KernelPlace, Probe
 from tracepipe.hooks.sets import MEMORY_EFFECTS, load_set, read_hooks
 from tracepipe.tracer.engines.engine import Engine
 from tracepipe.tracer.find.library import LibrarySearch, python_of

@@ -17,14 +17,8 @@ from pathlib import Path
 
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 
-BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN, BPF_LINK_CREATE = (
-    0,
-    5,
-    15,
-    17,
-    28,
-)
-BPF_MAP_UPDATE_ELEM, BPF_MAP_GET_NEXT_KEY, BPF_MAP_DELETE_ELEM = 2, 4, 3
+BPF_MAP_CREATE, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY = 0, 2, 3, 4
+BPF_PROG_LOAD, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN, BPF_LINK_CREATE = 5, 15, 17, 28
 PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT, PROG_TYPE_RAW_TRACEPOINT = 2, 5, 17
 PERF_EVENT_LINK, KPROBE_MULTI, UPROBE_MULTI = 41, 42, 48  # enum bpf_attach_type
 _KPROBE_MULTI_RETURN = _UPROBE_MULTI_RETURN = 1
@@ -35,9 +29,6 @@ _PERF_EVENT_IOC_ENABLE, _PERF_EVENT_IOC_SET_BPF = 0x2400, 0x40042408
 _UPROBE_PMU = Path("/sys/bus/event_source/devices/uprobe/type")
 KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 """Exists where the kernel has kprobes for perf events (CONFIG_KPROBE_EVENTS)."""
-
-ENOTSUPP = 524
-"""The kernel's own number, which errno.h does not define: the instruction at the offset cannot be probed."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long

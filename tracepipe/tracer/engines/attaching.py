@@ -38,6 +38,7 @@ from tracepipe.tracer.bpf import bpf
 from tracepipe.tracer.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field
 from tracepipe.tracer.bpf.maps import text_field
 from tracepipe.tracer.find.kernel import field_offsets, tracepoint_id, tracing_folder
+from tracepipe.tracer.machine.refusals import ENOTSUPP
 from tracepipe.tracer.request import Cause, Plan, TriggerPlace
 
 _RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}
@@ -57,7 +58,7 @@ TEXTS = (Constant.TEXT_0, Constant.TEXT_1, Constant.TEXT_2, Constant.TEXT_3)
 """Constants of a hooked tracepoint's own copy."""
 
 # The kernel's errors for a function that cannot be probed: blacklisted, ambiguous name, or removed.
-_UNPROBEABLE = {errno.EINVAL, errno.ENOENT, errno.EADDRNOTAVAIL, errno.EILSEQ, bpf.ENOTSUPP}
+_UNPROBEABLE = {errno.EINVAL, errno.ENOENT, errno.EADDRNOTAVAIL, errno.EILSEQ, ENOTSUPP}
 
 _DRIVER = "kernel"  # the layer of kernel functions, except for a few of the layer scheduler
 _BEGINS, _ENDS = 1, 2  # enum trigger of probes.bpf.c
@@ -364,7 +365,7 @@ class Probing:
             try:
                 link = bpf.link_one_uprobe(program, self._path(path), offset, index, returns)
             except OSError as error:
-                if error.errno not in (bpf.ENOTSUPP, errno.EINVAL):  # EINVAL: not in the file's code
+                if error.errno not in (ENOTSUPP, errno.EINVAL):  # EINVAL: not in the file's code
                     raise
                 links.refused.add(index)
             else:
@@ -389,7 +390,7 @@ class Probing:
             program = self._program(_CALL_NAMES[returns], code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, flags)
             link = bpf.link_uprobes(program, self._path(path), offsets, cookies, returns)
         except OSError as error:
-            if error.errno != bpf.ENOTSUPP:
+            if error.errno != ENOTSUPP:
                 raise
             if len(places) == 1:
                 links.refused.add(places[0][0])

@@ -16,7 +16,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.machine.facts import Machine, this_machine
 
 ENOTSUPP = 524
-"""The kernel's own number, which errno.h does not define."""
+"""The kernel's own number, which errno.h does not define: the instruction at the place cannot be probed."""
 _CONTAINER_FLAGS = "--privileged"
 SUDO = 'sudo -E env "PATH=$PATH" tracepipe …'
 """Also finds tracepipe and the command in a virtual environment, as sudo alone uses its own search path."""
@@ -49,10 +49,8 @@ def _reason(operation: Operation, error: OSError, machine: Machine) -> tuple[str
     is_denial, is_root = number in (errno.EPERM, errno.EACCES), machine.euid == 0
     may = machine.has("CAP_SYS_ADMIN")
     # Before 5.11 maps counted against RLIMIT_MEMLOCK, and exceeding it gave EPERM.
-    locks = operation in (Operation.MAP, Operation.PROGRAM, Operation.ANY) and (0, 0) < machine.kernel < (
-        5,
-        11,
-    )
+    is_counted = operation in (Operation.MAP, Operation.PROGRAM, Operation.ANY)
+    locks = is_counted and (0, 0) < machine.kernel < (5, 11)
     is_limited = machine.memlock_bytes is not None and 0 <= machine.memlock_bytes < 64 << 20
     if number in (errno.EPERM, errno.ENOMEM) and locks and is_limited and is_root:
         return f"This process may not lock enough memory for {what} on this kernel.", "ulimit -l unlimited"
