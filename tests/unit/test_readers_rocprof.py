@@ -16,7 +16,7 @@ from tests.golden.cases import FIXTURES
 from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import recognise, rocprof_json
+from tracepipe.readers import json_elements, recognise, rocprof_json
 from tracepipe.readers.rocprof_json import JsonWalk, WalkError
 
 KINDS = [
@@ -155,9 +155,9 @@ class Few(io.BytesIO):
 
 
 def walked(walk: JsonWalk) -> Any:
-    if walk.sees("{"):
+    if walk.sees(b"{"):
         return {key: walked(walk) for key in walk.members()}
-    if walk.sees("["):
+    if walk.sees(b"["):
         return [walked(walk) for _ in walk.elements()]
     return walk.value()
 
@@ -167,6 +167,8 @@ def test_walking_finds_what_is_there(value: Any, indented: bool) -> None:
     text = json.dumps(value, indent=2 if indented else None, ensure_ascii=indented).encode()
     assert walked(JsonWalk(Few(text))) == value
     assert JsonWalk(Few(text)).value() == value
+    if isinstance(value, list):
+        assert list(JsonWalk(Few(text)).values()) == value
 
 
 @given(values)
@@ -184,14 +186,14 @@ def test_what_is_passed_over_is_passed_over_whole(value: Any) -> None:
     "text", ["", "{", '{"a"', '{"a":', '{"a":1', '{"a":1,', "[1 2]", "[1,]", "{1:2}", "nul", '"x', "[" * 9999]
 )
 def test_broken_text_is_reported_with_its_place(text: str) -> None:
-    with pytest.raises(WalkError, match="at character"):
+    with pytest.raises(WalkError, match="at byte"):
         walked(JsonWalk(io.BytesIO(text.encode()))) if len(text) < 99 else JsonWalk(
             io.BytesIO(text.encode())
         ).value()
 
 
 def test_a_value_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rocprof_json, "VALUE_MAX", 1000)
+    monkeypatch.setattr(json_elements, "LINE_LIMIT_BYTES", 1000)
     stream = io.BytesIO(b'["' + b"x" * (1 << 20))
     walk = JsonWalk(stream)
     next(walk.elements())

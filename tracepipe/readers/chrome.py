@@ -42,7 +42,6 @@ of other tools: all categories              hook, the layer `events`: they nest 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import weakref
@@ -71,7 +70,15 @@ from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
 from tracepipe.native import library
 from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text
-from tracepipe.readers.json_elements import Elements, Fault, JsonElements, events_in, ns_of, ns_of_text
+from tracepipe.readers.json_elements import (
+    Elements,
+    Fault,
+    JsonElements,
+    events_in,
+    ns_of,
+    ns_of_text,
+    parsed,
+)
 from tracepipe.readers.recording import (
     BOM,
     TOO_DEEP,
@@ -321,15 +328,6 @@ _NO_NAME: Final = "no name"
 _DIGITS = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
-def _parsed(text: bytes) -> Any:
-    """The value of JSON, in which invalid UTF-8 and invalid numbers are replaced. Raises ValueError."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        value = json.loads(text.decode("utf-8", "replace"), parse_constant=str)
-        return orjson.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
-
-
 def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
     """The id that distinguishes an asynchronous event or a flow from others of its category; None without
     one.
@@ -369,7 +367,7 @@ class ChromeEvents:
     def _event(self, text: bytes) -> list[Fault]:
         """Add an event, and return the places and texts of what is wrong."""
         try:
-            event = _parsed(text)
+            event = parsed(text)
             if is_too_deep(text, event):
                 return [(0, TOO_DEEP)]
             if event:

@@ -86,8 +86,10 @@ def object_end(text: bytes, at: int, stop: int = -1) -> int:
 CHUNK_BYTES: Final = 1 << 17
 ARRAY: Final = "traceEvents"
 _OF_VIEWERS: Final = frozenset({"displayTimeUnit"})
+_BLANK = re.compile(rb"\s*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")
+_SCALAR_END = re.compile(rb"[,\]}\s]")
 _NEXT = re.compile(rb"[{\]]")
 _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 # How an event begins inside of broken text, and how many such places are tried.
@@ -127,23 +129,15 @@ class Elements:
         return Problem(line, "", f"{message} (at byte {at})")
 
 
-class JsonElements:
-    """Reads a stream. `members` are the short members of the object around the array, as far as they were
-    read.
-    """
+class JsonText:
+    """A place in a stream of JSON, of which a chunk is in memory. `offset_bytes` is how much was read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._text, self._at = stream, b"", 0
-        self._before = 0
-        self._lines_before = 1
-        self.members: dict[str, Any] = {}
-        self.offset_bytes = 0
-        self.is_ended = False
-        self.has_another = False
-        """Whether another object follows that is not read."""
-        self._in_object = False
-
-    # What is at hand ------------------------------------------------------------------------------------
+        self._before, self._lines_before, self.offset_bytes = 0, 1, 0
+        """The bytes and the lines before the text, and the bytes up to its end."""
+        self._peek()
+        self._text = self._text.removeprefix(BOM) if not self._before else self._text
 
     def _more(self) -> bool:
         """Read more. Return False at the end."""
@@ -163,10 +157,70 @@ class JsonElements:
     def _peek(self) -> bytes:
         """The next byte that is not blank, empty at the end."""
         while True:
-            while self._at < len(self._text) and self._text[self._at : self._at + 1].isspace():
-                self._at += 1
+            found = _BLANK.match(self._text, self._at)
+            self._at = found.end() if found else self._at
             if self._at < len(self._text) or not self._more():
                 return self._text[self._at : self._at + 1]
+
+    def _value(self) -> bytes | None:
+        """The next value. It is empty, and not consumed, if it is too long; None where there is none."""
+        first = self._peek()
+        if not first or first in b",:]}":
+            return None
+        while True:
+            if first in b"{[":
+                end = object_end(self._text, self._at)
+            else:
+                found = (_STRING if first == b'"' else _SCALAR).match(self._text, self._at)
+                is_whole = found and (first == b'"' or found.end() < len(self._text))
+                end = found.end() if found and is_whole else -1
+            if end >= 0:
+                text, self._at = self._text[self._at : end], end
+                return text
+            if len(self._text) - self._at > LINE_LIMIT_BYTES:
+                return b""
+            if not self._more():
+                return None
+
+    def _skip(self) -> bool:
+        """Skip a value of any length, of which at most a chunk is kept. Return whether it has an end."""
+        if self._peek() not in (b'"', b"{", b"["):
+            while (end := _SCALAR_END.search(self._text, self._at)) is None:
+                self._at = len(self._text)
+                if not self._more():
+                    return True
+            self._at = end.start()
+            return True
+        depth, in_string = 0, False
+        while True:
+            at = self._at
+            for token in _SKIPPED.finditer(self._text, at):
+                at, what = token.end(), token[0]
+                if what == b'"':
+                    in_string = not in_string
+                elif not in_string and len(what) == 1:
+                    depth += 1 if what in b"{[" else -1
+                if depth == 0 and not in_string and what != b"\\":
+                    self._at = at
+                    return True
+            # A backslash at the end belongs to the next byte.
+            self._at = len(self._text) - self._text.endswith(b"\\")
+            if not self._more():
+                return False
+
+
+class JsonElements(JsonText):
+    """Reads a stream. `members` are the short members of the object around the array, as far as they were
+    read.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__(stream)
+        self.members: dict[str, Any] = {}
+        self.is_ended = False
+        self.has_another = False
+        """Whether another object follows that is not read."""
+        self._in_object = False
 
     def sees(self, pattern: re.Pattern[bytes]) -> bool:
         """Whether the buffered text matches a pattern."""
@@ -176,8 +230,6 @@ class JsonElements:
 
     def begin(self) -> bool:
         """Go to the array. Return False where there is none."""
-        self._peek()
-        self._text = self._text.removeprefix(BOM) if not self._before else self._text
         first = self._peek()
         if first == b"[":
             self._at += 1
@@ -194,6 +246,8 @@ class JsonElements:
             while self._peek() == b",":
                 self._at += 1
             key = self._value() if self._peek() == b'"' else None
+            if key == b"":
+                self._skip()
             if key is None or self._peek() != b":":
                 return False
             self._at += 1
@@ -204,49 +258,11 @@ class JsonElements:
             text = self._value()
             if text is None:
                 return False
+            if not text:
+                self._skip()
             value = _parsed(text)
             if type(name) is str and value is not None:
                 self.members[name] = value
-
-    def _value(self) -> bytes | None:
-        """The next value, empty for one that is too long, None where there is none."""
-        first = self._peek()
-        if not first or first in b",:]}":
-            return None
-        while True:
-            if first in b"{[":
-                end = object_end(self._text, self._at)
-            else:
-                found = (_STRING if first == b'"' else _SCALAR).match(self._text, self._at)
-                is_whole = found and (first == b'"' or found.end() < len(self._text))
-                end = found.end() if found and is_whole else -1
-            if end >= 0:
-                text, self._at = self._text[self._at : end], end
-                return text
-            if len(self._text) - self._at > LINE_LIMIT_BYTES:
-                self._skip(first)
-                return b""
-            if not self._more():
-                return None
-
-    def _skip(self, first: bytes) -> None:
-        """Skip a long value, of which at most a chunk is kept."""
-        depth, in_string = 0, False
-        while True:
-            at = self._at
-            for token in _SKIPPED.finditer(self._text, at):
-                at, what = token.end(), token[0]
-                if what == b'"':
-                    in_string = not in_string
-                elif not in_string and len(what) == 1:
-                    depth += 1 if what in b"{[" else -1
-                if depth == 0 and not in_string and what != b"\\":
-                    self._at = at
-                    return
-            # A backslash at the end belongs to the next byte.
-            self._at = len(self._text) - self._text.endswith(b"\\")
-            if not self._more():
-                return
 
     # The array ------------------------------------------------------------------------------------------
 
@@ -307,6 +323,15 @@ class JsonElements:
                 if not self._more():
                     return
             self._at = found.start()
+
+
+def parsed(text: bytes) -> Any:
+    """The value of JSON, in which invalid UTF-8 and invalid numbers are replaced. Raises ValueError."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = json.loads(text.decode("utf-8", "replace"), parse_constant=str)
+        return orjson.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _parsed(text: bytes) -> object:

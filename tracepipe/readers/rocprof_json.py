@@ -8,9 +8,7 @@ Records come kind by kind, each kind in a different order. The tables are in a t
 
 from __future__ import annotations
 
-import codecs
 import json
-import re
 import sqlite3
 import tempfile
 from collections import Counter
@@ -21,145 +19,88 @@ from typing import Any, BinaryIO, Final, cast
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import Problem
+from tracepipe.readers.json_elements import JsonText, objects, parsed
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.rocpd_file import recording_in
 from tracepipe.readers.sqlite_tables import Database
 from tracepipe.units import counted
-
-_CHUNK_BYTES: Final = 1 << 16
-# A longer value is an error: a record has some hundred characters.
-VALUE_MAX: Final = 1 << 20
-_BLANK: Final = re.compile(r"[ \t\r\n]*")
-_TOKEN: Final = re.compile(r'["\[\]{}]')
-_TEXT_END: Final = re.compile(r'(?:[^"\\]|\\.)*"', re.DOTALL)
-_ENDS: Final = ",]} \t\r\n"
-_SCALAR_END: Final = re.compile(r"[,\]}\s]")
 
 
 class WalkError(Exception):
     """JSON is broken or ends too early. The text states where."""
 
 
-class JsonWalk:
+class JsonWalk(JsonText):
     """A position before a value in a stream. Each call moves past the value. Raises WalkError."""
 
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        self._scan = json.JSONDecoder()
-        self._text, self._at, self._before = "", 0, 0
-        self._is_ended = False
-
-    def _more(self) -> bool:
-        """Read more. Return False at the end."""
-        if self._is_ended:
-            return False
-        self._before += self._at
-        chunk = self._stream.read(max(_CHUNK_BYTES, len(self._text) - self._at))
-        self._is_ended = not chunk
-        self._text = self._text[self._at :] + self._decoder.decode(chunk, final=not chunk)
-        self._at = 0
-        return True
-
     def _wrong(self, what: str) -> WalkError:
-        return WalkError(f"{what} at character {self._before + self._at}")
+        return WalkError(f"{what} at byte {self._before + self._at}")
 
-    def _next(self) -> str:
-        """The next character that is not blank, "" at the end."""
-        while True:
-            found = _BLANK.match(self._text, self._at)
-            assert found is not None
-            self._at = found.end()
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._more():
-                return ""
-
-    def _expect(self, letter: str) -> None:
-        found = self._next()
+    def _expect(self, letter: bytes) -> None:
+        found = self._peek()
         if found != letter:
-            raise self._wrong("the file ends" if not found else f"{letter!r} is missing")
+            raise self._wrong("the file ends" if not found else f"{letter.decode()!r} is missing")
         self._at += 1
 
-    def sees(self, letter: str) -> bool:
+    def sees(self, letter: bytes) -> bool:
         """Whether the value begins with this character."""
-        return self._next() == letter
+        return self._peek() == letter
 
     def members(self) -> Iterator[str]:
         """The keys of an object. The value of each must be read or skipped before the next."""
-        for _ in self._inside("{", "}"):
-            if not self.sees('"'):
+        for _ in self._inside(b"{", b"}"):
+            if not self.sees(b'"'):
                 raise self._wrong("a key is missing")
             key = self.value()
-            self._expect(":")
+            self._expect(b":")
             yield key
 
     def elements(self) -> Iterator[None]:
         """The elements of an array. Each must be read or skipped before the next."""
-        return self._inside("[", "]")
+        return self._inside(b"[", b"]")
 
-    def _inside(self, first: str, last: str) -> Iterator[None]:
+    def _inside(self, first: bytes, last: bytes) -> Iterator[None]:
         self._expect(first)
         if not self.sees(last):
             yield None
             while not self.sees(last):
-                self._expect(",")
+                self._expect(b",")
                 yield None
         self._at += 1
 
     def value(self) -> Any:
-        """The whole value. Raises WalkError where it is longer than VALUE_MAX."""
-        self._next()
-        while True:
-            try:
-                value, end = self._scan.raw_decode(self._text, self._at)
-            except (ValueError, RecursionError) as e:
-                if isinstance(e, RecursionError):
-                    raise self._wrong("nests too deep") from e
-                if len(self._text) - self._at <= VALUE_MAX and self._more():
-                    continue
-                raise self._wrong("is not JSON, or longer than a value may be,") from e
-            # A number may continue.
-            is_ended = end < len(self._text) and self._text[end] in _ENDS
-            if not is_ended and type(value) in (int, float) and self._more():
-                continue
-            self._at = end
-            return value
+        """The whole value. Raises WalkError where it is longer than LINE_LIMIT_BYTES."""
+        text = self._value()
+        if text is None:  # a number may end with the file
+            text, self._at = self._text[self._at :], len(self._text)
+        return self._parsed(text)
+
+    def values(self) -> Iterator[Any]:
+        """The values of an array. Objects that are in memory are found together."""
+        self._expect(b"[")
+        while not self.sees(b"]"):
+            found = objects(self._text, self._at)
+            for start, self._at in zip(found.starts.tolist(), found.ends.tolist(), strict=True):
+                yield self._parsed(self._text[start : self._at])
+            self._at = found.at
+            if not len(found.starts):
+                yield self.value()
+                if not self.sees(b"]"):
+                    self._expect(b",")
+        self._at += 1
+
+    def _parsed(self, text: bytes) -> Any:
+        try:
+            return parsed(text)
+        except RecursionError as e:
+            raise self._wrong("nests too deep") from e
+        except ValueError as e:
+            raise self._wrong("is not JSON, or longer than a value may be,") from e
 
     def skip(self) -> None:
         """Skip the value, which may have any length."""
-        if self._next() not in ('"', "[", "{"):
-            while (end := _SCALAR_END.search(self._text, self._at)) is None:
-                self._at = len(self._text)
-                if not self._more():
-                    return
-            self._at = end.start()
-            return
-        depth = 0
-        while True:
-            found = _TOKEN.search(self._text, self._at)
-            if found is None:
-                self._at = len(self._text)
-                if not self._more():
-                    raise self._wrong("the file ends")
-                continue
-            self._at = found.end()
-            if found[0] == '"':
-                self._skip_text()
-            else:
-                depth += 1 if found[0] in "[{" else -1
-            if depth <= 0:
-                return
-
-    def _skip_text(self) -> None:
-        while (found := _TEXT_END.match(self._text, self._at)) is None:
-            # Drop the text so far, but keep an escape at its end whole.
-            rest = self._text[self._at :]
-            keep = (len(rest) - len(rest.rstrip("\\"))) % 2
-            self._at = len(self._text) - keep
-            if not self._more():
-                raise self._wrong("the file ends")
-        self._at = found.end()
+        if not self._skip():
+            raise self._wrong("the file ends")
 
 
 TOP: Final = "rocprofiler-sdk-tool"
@@ -320,7 +261,7 @@ class _Process:
     # Records -------------------------------------------------------------------------------------------
 
     def _records(self, walk: JsonWalk, kind: str) -> None:
-        if not walk.sees("["):
+        if not walk.sees(b"["):
             walk.skip()
             return
         insert = {
@@ -328,8 +269,7 @@ class _Process:
             "memory_copy": self._copy,
             "memory_allocation": self._allocation,
         }.get(kind, self._region)
-        for _ in walk.elements():
-            record = walk.value()
+        for record in walk.values():
             if isinstance(record, dict) and "start_timestamp" in record:
                 insert(record)
             else:
@@ -413,12 +353,10 @@ class _Process:
 
 def _objects(walk: JsonWalk) -> Iterator[dict[str, Any]]:
     """The objects in an array; none where the value is not an array."""
-    if not walk.sees("["):
+    if not walk.sees(b"["):
         walk.skip()
         return
-    for _ in walk.elements():
-        if isinstance(one := walk.value(), dict):
-            yield one
+    yield from (one for one in walk.values() if isinstance(one, dict))
 
 
 def _whole(value: object) -> int | None:
