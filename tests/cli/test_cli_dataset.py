@@ -173,7 +173,7 @@ def test_what_has_not_changed_is_not_read_again(job: tuple[SimulatedJob, Path], 
     lines = changed.read_text().splitlines(keepends=True)
     changed.write_text("".join(lines[:50]))
     built = build([str(runs)], str(folder), jobs=1)
-    assert [one.identity.rank for one in built.written] == [2]
+    assert [one.rank.rank for one in built.written] == [2]
     assert built.unchanged == 3
     after = contents(folder)
     assert {name for name in after if after[name] != before.get(name)} == {
@@ -205,7 +205,7 @@ def test_the_death_of_one_process_affects_no_other_rank(
 ) -> None:
     inline.fatal = "1.jsonl"
     built = build([str(job[1])], str(tmp_path / "ds"), jobs=2)
-    assert sorted(one.identity.rank for one in built.written) == [0, 2, 3]
+    assert sorted(one.rank.rank for one in built.written) == [0, 2, 3]
     assert built.left_out == {
         str(
             job[1] / "node000" / "1.jsonl"

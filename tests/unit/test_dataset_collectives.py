@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 
 from tracepipe.dataset.collectives import UNKNOWN
-from tracepipe.dataset.rank_tables import Source, write_rank
+from tracepipe.dataset.places import Source
+from tracepipe.dataset.rank_tables import write_rank
 
 _HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
 _REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -10,8 +10,9 @@ import pytest
 
 from tracepipe.dataset.alignment import Alignment, Placement
 from tracepipe.dataset.build import build
-from tracepipe.dataset.host_clocks import Recorded, related, relations
+from tracepipe.dataset.host_clocks import related, relations
 from tracepipe.dataset.meetings import Line
+from tracepipe.dataset.places import Rank
 
 _PAIR = Path(__file__).parents[2] / "fixtures/merged-pytorch"
 _BOOT, _REAL, _FAR = "node0: monotonic since boot a", "node0: realtime", "node1: realtime"
@@ -20,12 +21,19 @@ _EPOCH_NS = 1_795_000_000_000_000_000
 _SECOND_NS = 1_000_000_000
 
 
-def recorded(header_ns: int = 10 * _SECOND_NS) -> list[Recorded]:
+def rank_of(clock: str, start_ns: int, end_ns: int, ahead_ns: int) -> Rank:
+    """A rank that was recorded from one time of its clock to another."""
+    source = ("run.jsonl", "tracepipe", 1, 1, None)
+    counts = (0, 0, 0, 0, 0, [])
+    return Rank("node0", 0, None, clock, *source, start_ns, end_ns, ahead_ns, None, None, *counts)
+
+
+def recorded(header_ns: int = 10 * _SECOND_NS) -> list[Rank]:
     """A capture whose header is at 10 s, and a trace from 12 to 20 s after the boot."""
     return [
-        Recorded(_BOOT, header_ns, 21 * _SECOND_NS, _EPOCH_NS),
-        Recorded(_REAL, _EPOCH_NS + 12 * _SECOND_NS, _EPOCH_NS + 20 * _SECOND_NS, 0),
-        Recorded(_FAR, _EPOCH_NS, _EPOCH_NS + 30 * _SECOND_NS, 0),
+        rank_of(_BOOT, header_ns, 21 * _SECOND_NS, _EPOCH_NS),
+        rank_of(_REAL, _EPOCH_NS + 12 * _SECOND_NS, _EPOCH_NS + 20 * _SECOND_NS, 0),
+        rank_of(_FAR, _EPOCH_NS, _EPOCH_NS + 30 * _SECOND_NS, 0),
     ]
 
 
@@ -40,17 +48,17 @@ def test_relations_hold_both_ways_and_are_less_certain_far_from_the_header() -> 
     assert there.bound_ns == 5_000 + 10 * 500_000  # 10 s at 500 ppm
     assert back.bound_ns == 5_000 + 11 * 500_000
     # Of several headers, the nearest one.
-    nearer = [*recorded(), Recorded(_BOOT, 15 * _SECOND_NS, 16 * _SECOND_NS, _EPOCH_NS + 7)]
+    nearer = [*recorded(), rank_of(_BOOT, 15 * _SECOND_NS, 16 * _SECOND_NS, _EPOCH_NS + 7)]
     _, there = relations(nearer, _CLOCKS)
     assert (there.ahead_ns, there.bound_ns) == (_EPOCH_NS + 7, 5_000 + 5 * 500_000)
 
 
 def test_the_end_of_a_capture_relates_as_its_header_does_unless_the_clock_was_set() -> None:
     capture, *others = recorded()
-    ended = capture._replace(last_at_ns=21 * _SECOND_NS, last_ahead_ns=_EPOCH_NS + 5_000_000)
+    ended = capture._replace(last_at_ns=21 * _SECOND_NS, last_realtime_offset_ns=_EPOCH_NS + 5_000_000)
     _, there = relations([ended, *others], _CLOCKS)
     assert (there.ahead_ns, there.bound_ns) == (_EPOCH_NS + 5_000_000, 5_000 + 9 * 500_000 + 2_500)
-    was_set = capture._replace(last_at_ns=21 * _SECOND_NS, last_ahead_ns=_EPOCH_NS + 6_000_000)
+    was_set = capture._replace(last_at_ns=21 * _SECOND_NS, last_realtime_offset_ns=_EPOCH_NS + 6_000_000)
     assert list(relations([was_set, *others], _CLOCKS)) == []
 
 
@@ -80,7 +88,7 @@ def test_collectives_that_contradict_the_header_place_nothing(away_ns: int, is_r
 
 
 def test_no_header_and_no_host_relate_nothing() -> None:
-    unknown = [one._replace(ahead_ns=None) for one in recorded()]
+    unknown = [one._replace(realtime_offset_ns=None) for one in recorded()]
     assert list(relations(unknown, _CLOCKS)) == []
     assert list(relations(recorded()[1:], _CLOCKS)) == []
 
@@ -93,7 +101,7 @@ def test_a_capture_and_a_trace_of_pytorch_of_one_host(tmp_path: Path) -> None:
     shutil.copy(_PAIR / "kineto.json.zst", runs / "vm/1.json.zst")
     built = build([str(runs)], str(tmp_path / "ds"), jobs=1)
     assert built.aligned is not None
-    assert len(built.aligned.alignment.placements) == 2
+    assert len(built.aligned.placements) == 2
     alignment = {row["clock"]: row for row in _layer(tmp_path, "alignment").iter_rows(named=True)}
     (own,) = (row for row in alignment.values() if row["offset_ns"])
     assert 500_000 < own["bound_ns"] < 1_000_000  # the header is 8 s before, the footer 1.5 s after

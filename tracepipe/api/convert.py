@@ -220,26 +220,26 @@ def convert_ranks(
             raise TracepipeError("The window is empty.", "Give an end after its start.")
         window = Stretch(start_ns, end_ns)
     for one in found.ranks:
-        if paths.is_same(fspath(out), one.source.path):
+        if paths.is_same(fspath(out), one.row.source):
             raise OutputError(
-                f"{fspath(out)} is the recording of rank {one.rank}", "Name another file with -o."
+                f"{fspath(out)} is the recording of rank {one.row.rank}", "Name another file with -o."
             )
     members = [_member(one, found, window) for one in found.ranks]
     how = ConvertOptions(**{one.name: getattr(asked, one.name) for one in fields(DrawOptions)})
     if window is None:
-        sources = [one.source.path for one in found.ranks]
+        sources = [one.row.source for one in found.ranks]
         return convert_members(sources, out, format, how, members, force=force, progress=progress)
     cuts = []
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
-        files = [str(Path(folder) / f"rank{one.rank}.jsonl") for one in found.ranks]
+        files = [str(Path(folder) / f"rank{one.row.rank}.jsonl") for one in found.ranks]
         for one, file in zip(found.ranks, files, strict=True):
             first, last = (
                 min(max(0, one.place.line.first_at(ns)), TIME_LIMIT_NS)  # on the recording's own clock
                 for ns in (window.start_ns, window.end_ns)
             )
-            reading = replace(how, source_format=how.source_format or one.source_format)
+            reading = replace(how, source_format=how.source_format or one.row.source_format)
             cuts.append(
-                cut(one.source.path, file, reading, start=f"@{first}", end=f"@{last}", progress=progress)
+                cut(one.row.source, file, reading, start=f"@{first}", end=f"@{last}", progress=progress)
             )
         of_parts = replace(how, source_format="", assume_offset={}, undated="skip")
         account = convert_members(files, out, format, of_parts, members, force=force, progress=progress)
@@ -252,18 +252,18 @@ def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
     """The recording with its place on the common clock."""
     from tracepipe.recording.inputs import Member, line_map
 
-    place, line = one.place, one.place.line
-    start_ns, end_ns = line.place(one.start_ns), line.place(one.end_ns)
+    row, place, line = one.row, one.place, one.place.line
+    start_ns, end_ns = line.place(row.start_ns), line.place(row.end_ns)
     if window is not None:
         start_ns, end_ns = max(start_ns, window.start_ns), min(end_ns, window.end_ns)
     is_bound, limit = place.limit(start_ns, end_ns)
-    how = f"{one.clock}, by the header or footer of a capture on its host"
-    if one.clock == found.reference:
-        how = f"{one.clock}, which is the common clock"
+    how = f"{row.clock}, by the header or footer of a capture on its host"
+    if row.clock == found.reference:
+        how = f"{row.clock}, which is the common clock"
     elif place.shared:
-        how = f"{one.clock}, by {counted(place.shared, 'collective|collectives')}"
+        how = f"{row.clock}, by {counted(place.shared, 'collective|collectives')}"
     return Member(
-        name=f"rank {one.rank} ({Path(one.source.path).name})",
+        name=f"rank {row.rank} ({Path(row.source).name})",
         header=one.header,
         clock=found.clock,
         drift=line_map(line.at_ns, line.offset_ns, line.drift_ppb, place.bound_ns),

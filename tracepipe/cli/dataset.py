@@ -143,9 +143,9 @@ def build(
 
 def _lines(output: str, built: Built) -> list[str]:
     lines = [f"left out: {path}: {reason}" for path, reason in built.left_out.items()]
-    lost = sum(written.lost for written in built.written)
+    lost = sum(written.rank.lost for written in built.written)
     for written in built.written[:_SHOWN_MAX]:
-        lines += [f"rank {written.identity.rank}: {remark}" for remark in written.remarks]
+        lines += [f"rank {written.rank.rank}: {remark}" for remark in written.remarks]
     if lost:
         of = counted(len(built.written), "rank|ranks")
         happened = agree(lost, "happened and is|are not recorded")
@@ -156,22 +156,22 @@ def _lines(output: str, built: Built) -> list[str]:
 
 
 def _clock_lines(built: Built) -> list[str]:
-    assert built.aligned is not None  # of a build that is done
-    clocks, found = built.aligned.clocks, built.aligned.alignment
-    if len(clocks) < 2:
+    found = built.aligned
+    count = len(found.placements) + len(found.refused)
+    if count < 2:
         return []
     bounds_ns = sorted(one.bound_ns for one in found.placements.values())
     lines = [
-        f"clocks: {len(found.placements)} of {len(clocks)} are placed on {clocks[found.reference]}, within "
+        f"clocks: {len(found.placements)} of {count} are placed on {found.reference}, within "
         f"{duration_text(bounds_ns[-1])} (median {duration_text(bounds_ns[len(bounds_ns) // 2])})"
     ]
-    through = sum(not one.shared for number, one in found.placements.items() if number != found.reference)
+    through = sum(not one.shared for clock, one in found.placements.items() if clock != found.reference)
     if through:
         lines.append(
             f"{through} of them are placed by the header or footer of a capture on the same host; at other "
             "times CLOCK_REALTIME may have been slewed, by up to 500 ppm"
         )
-    refused = [f"not placed: {clocks[number]}: {reason}" for number, reason in found.refused.items()]
+    refused = [f"not placed: {clock}: {reason}" for clock, reason in found.refused.items()]
     more = []
     if len(refused) > _SHOWN_MAX:
         more = [f"… and {counted(len(refused) - _SHOWN_MAX, 'more clock|clocks')}"]
@@ -179,21 +179,19 @@ def _clock_lines(built: Built) -> list[str]:
 
 
 def _as_json(output: str, built: Built) -> dict[str, Any]:
-    assert built.aligned is not None  # of a build that is done
-    clocks, found = built.aligned.clocks, built.aligned.alignment
     return {
         "dataset": output,
         "ranks": built.ranks,
         "written": [
-            {"host": one.identity.host, "rank": one.identity.rank, "kernels": one.kernels,
-             "collectives": one.collectives, "lost": one.lost, "remarks": list(one.remarks)}
-            for one in built.written
+            {"host": rank.host, "rank": rank.rank, "kernels": rank.kernels,
+             "collectives": rank.collectives, "lost": rank.lost, "remarks": remarks}
+            for rank, remarks in built.written
         ],
         "unchanged": built.unchanged,
         "left_out": built.left_out,
         "clocks": {
-            "reference": clocks[found.reference] if clocks else None,
-            "bound_ns": {clocks[number]: one.bound_ns for number, one in found.placements.items()},
-            "refused": {clocks[number]: reason for number, reason in found.refused.items()},
+            "reference": built.aligned.reference or None,
+            "bound_ns": {clock: one.bound_ns for clock, one in built.aligned.placements.items()},
+            "refused": built.aligned.refused,
         },
     }  # fmt: skip

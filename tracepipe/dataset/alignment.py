@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import astuple, dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tracepipe.dataset.causality import against, certain_limits, likely_limits
-from tracepipe.dataset.meetings import BILLION, LEAST_SHARED, Line, Meetings
+from tracepipe.dataset.meetings import BILLION, LEAST_SHARED, Line, Meetings, place_each
 from tracepipe.event.columns import Bools, Int64s
+from tracepipe.units import duration_text
 
 CRYSTAL_PPM: Final = 100
 DRIFT_MAX_PPM: Final = 500
@@ -64,6 +65,14 @@ class Placement:
     early_ns: int | None = None
     late_ns: int | None = None
     residual_ns: int | None = None
+
+    def limit(self, start_ns: int, end_ns: int) -> tuple[bool, str]:
+        """Whether the bound holds from one time of the reference clock to another; what holds where not."""
+        away_ns = max(self.first_ns - start_ns, end_ns - self.last_ns)
+        if away_ns <= 0 or not self.last_ns:  # the only clock there is
+            return True, ""
+        away = duration_text(away_ns)
+        return False, f"{self.bound_ns} ns while collectives ran, not known up to {away} away from them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +160,9 @@ def _common_ends(meetings: Meetings, lines: dict[int, Line]) -> _Common:
 
 def _placed_ns(clock: Int64s, ns: Int64s, lines: dict[int, Line]) -> Int64s:
     """Times of several clocks on the reference clock."""
-    placed = ns.copy()
-    order = np.argsort(clock, kind="stable")
-    numbers, first = np.unique(clock[order], return_index=True)
-    for number, start, end in zip(numbers.tolist(), first, [*first[1:], len(order)], strict=False):
-        rows = order[start:end]
-        placed[rows] = lines[number].place_all(ns[rows])
-    return placed
+    every = range(int(clock.max(initial=-1)) + 1)
+    of_clock = np.array([astuple(lines.get(number, Line())) for number in every], np.int64).reshape(-1, 3)
+    return place_each(ns, *of_clock[clock].T)
 
 
 def _fitted(own: Meetings, common: _Common) -> Line | str:
@@ -233,21 +238,14 @@ def _fits(meetings: Meetings, lines: dict[int, Line], common: _Common) -> Bools:
     return fits
 
 
-@dataclass(frozen=True, slots=True)
-class _Spread:
-    """How near the ends of a clock's collectives are to the common ends.
-
-    `residual_ns` is that of the furthest one. Its line may be off by `drift_ns` at either end. `transfer_ns`
-    is the median transfer.
+class _Spread(NamedTuple):
+    """How near the ends of a clock's collectives are to the common ends: a placement without a bound, by how
+    much its line may be off at either end, and the median transfer.
     """
 
-    residual_ns: float
+    placement: Placement
     drift_ns: float
     transfer_ns: float
-    shared: int
-    dropped: int
-    first_ns: int
-    last_ns: int
 
 
 def _spread(own: Meetings, line: Line, common: _Common, *, is_reference: bool) -> _Spread:
@@ -262,15 +260,11 @@ def _spread(own: Meetings, line: Line, common: _Common, *, is_reference: bool) -
         drift_ns += CRYSTAL_PPM * float(np.ptp(end_ns[near])) / 2_000_000
     # Ends that are no further than a transfer are no mistakes: there its ranks came last, or did not.
     is_dropped = ~near & (np.abs(off_ns) > own.transfer_ns)
-    return _Spread(
-        residual_ns=float(np.abs(distances_ns).max()),
-        drift_ns=drift_ns,
-        transfer_ns=float(np.median(own.transfer_ns)),
-        shared=len(own),
-        dropped=int(np.count_nonzero(is_dropped)),
-        first_ns=int(end_ns[~is_dropped].min()),
-        last_ns=int(end_ns[~is_dropped].max()),
-    )
+    kept_ns, dropped = end_ns[~is_dropped], int(np.count_nonzero(is_dropped))
+    times_ns = int(kept_ns.min()), int(kept_ns.max())
+    furthest_ns = math.ceil(np.abs(distances_ns).max())
+    placement = Placement(line, 0, len(own), dropped, *times_ns, residual_ns=furthest_ns)
+    return _Spread(placement, drift_ns, float(np.median(own.transfer_ns)))
 
 
 def _placements(
@@ -292,7 +286,8 @@ def _placements(
     certain = certain_limits(sure.clock, sure.collective, arrived_ns, left_ns, clocks)
     apart_ns = np.zeros(clocks)
     for clock, spread in spreads.items():
-        apart_ns[clock] = spread.residual_ns + spread.drift_ns + spread.transfer_ns / 2
+        furthest_ns = spread.placement.residual_ns or 0
+        apart_ns[clock] = furthest_ns + spread.drift_ns + spread.transfer_ns / 2
     likely = likely_limits(met.clock, met.collective, apart_ns, reference)
     sides = against(certain, reference)
     both = against(np.minimum(certain, likely), reference) or against(likely, reference)
@@ -300,30 +295,19 @@ def _placements(
         if clock not in spreads or both is None:
             yield clock, Placement(line, 0)
             continue
-        spread, (early_ns, late_ns) = spreads[clock], (float(side[clock]) for side in both)
+        found, (early_ns, late_ns) = spreads[clock].placement, (float(side[clock]) for side in both)
         ahead_ns = round((late_ns - early_ns) / 2)
-        is_own = clock == reference
-        yield (
-            clock,
-            Placement(
-                replace(line, offset_ns=line.offset_ns + ahead_ns),
-                0 if is_own else math.ceil((late_ns + early_ns) / 2 + spread.drift_ns) + 2 * _LEAST_NOISE_NS,
-                spread.shared,
-                spread.dropped,
-                spread.first_ns + ahead_ns,
-                spread.last_ns + ahead_ns,
-                *((None, None) if is_own or sides is None else _certain_ns(sides, clock, ahead_ns)),
-                math.ceil(spread.residual_ns),
-            ),
+        found = replace(
+            found,
+            line=replace(line, offset_ns=line.offset_ns + ahead_ns),
+            first_ns=found.first_ns + ahead_ns,
+            last_ns=found.last_ns + ahead_ns,
         )
-
-
-def _certain_ns(
-    sides: tuple[NDArray[np.float64], NDArray[np.float64]], clock: int, ahead_ns: int
-) -> tuple[int | None, int | None]:
-    """How far a clock can be moved to earlier and to later, after it was moved to later by `ahead_ns`."""
-    early_ns, late_ns = (float(side[clock]) for side in sides)
-    return (
-        math.ceil(early_ns + ahead_ns) if math.isfinite(early_ns) else None,
-        math.ceil(late_ns - ahead_ns) if math.isfinite(late_ns) else None,
-    )
+        if clock != reference:
+            half_ns = (late_ns + early_ns) / 2 + spreads[clock].drift_ns
+            # How far it can still be moved, after it was moved to later.
+            moves_ns = [] if sides is None else [sides[0][clock] + ahead_ns, sides[1][clock] - ahead_ns]
+            early, late = (math.ceil(ns) if math.isfinite(ns) else None for ns in moves_ns or [math.inf] * 2)
+            bound_ns = math.ceil(half_ns) + 2 * _LEAST_NOISE_NS
+            found = replace(found, bound_ns=bound_ns, early_ns=early, late_ns=late)
+        yield clock, found

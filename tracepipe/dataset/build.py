@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from tracepipe import paths
 from tracepipe.dataset.clocks_table import Aligned, write_alignment
-from tracepipe.dataset.places import RANKS, Dataset, read_rows
-from tracepipe.dataset.rank_tables import Source, Written, write_rank
+from tracepipe.dataset.places import Dataset, Rank, Source
+from tracepipe.dataset.rank_tables import Written, write_rank
 from tracepipe.dataset.shifts import renumber
 from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording import remote
@@ -44,11 +44,11 @@ _DIED: Final = "the process that read it was killed: free some memory, or use fe
 class Built:
     """What a build did. `left_out` are recordings that are not in the dataset, with the reasons."""
 
-    written: list[Written] = field(default_factory=list)
-    unchanged: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
-    aligned: Aligned | None = None
-    ranks: int = 0
+    aligned: Aligned
+    ranks: int
+    written: list[Written]
+    unchanged: int
+    left_out: dict[str, str]
 
 
 def build(
@@ -62,22 +62,25 @@ def build(
     """Add the recordings at some paths and URLs, or below folders, to the dataset `output`, which is made if
     it is not there. A rank that is there is replaced where its recording is another one.
 
-    `options` are those of `load_run`; `progress` is called with the bytes of the recordings that are done,
-    and of all. Raises InputError for a path where nothing is, OutputError.
+    Each rank's tables come from its own store; then the clocks of all are put on one. `options` are those of
+    `load_run`; `progress` is called with the bytes of the recordings that are done, and of all. Raises
+    InputError for a path where nothing is, OutputError.
     """
     sources = list(_sources(paths, output))
-    dataset, built = Dataset.made(output), Built()
+    dataset = Dataset.made(output)
     dataset.clear()
-    known = _known(dataset)
-    there = {source for _, source in known.values()}
+    there = {one.rank: one for one in dataset.rank_rows()}
+    known = {one.recording for one in there.values()}
     # An object without a version may be another one each time.
-    wanted = [(source, root) for source, root in sources if source not in there or source.version == ""]
-    built.unchanged = len(sources) - len(wanted)
-    of_rank = {rank: (host, source.path) for rank, (host, source) in known.items()}
-    _Build(dataset, built, options, progress, of_rank).run(wanted, jobs or len(os.sched_getaffinity(0)))
+    wanted = [(source, root) for source, root in sources if source not in known or source.version == ""]
+    adding = _Adding(dataset, there, options or {}, progress, sum(source.size_bytes for source, _ in wanted))
+    unfinished = adding.add(wanted, min(jobs or len(os.sched_getaffinity(0)), len(wanted)))
+    for one in unfinished:  # one of them broke the pool: alone, each answers for itself
+        if adding.add([one], 1):
+            adding.left_out[one[0].path] = _DIED
     renumber(dataset)
-    built.aligned, built.ranks = write_alignment(dataset), len(dataset.ranks())
-    return built
+    aligned, ranks = write_alignment(dataset), len(dataset.ranks())
+    return Built(aligned, ranks, adding.written, len(sources) - len(wanted), adding.left_out)
 
 
 def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
@@ -142,48 +145,29 @@ def _below(folder: Path, output: Path) -> Iterator[Path]:
                 yield Path(place, name)
 
 
-def _known(dataset: Dataset) -> dict[int, tuple[str, Source]]:
-    """The ranks that are there, each with its host and recording."""
-    names = "source, source_bytes, source_mtime_ns, source_version"
-    found = {}
-    for host, rank in dataset.ranks():
-        (row,) = read_rows(dataset.part(RANKS, host, rank), names)
-        found[rank] = host, Source(*row.values())
-    return found
-
-
 @dataclass(slots=True)
-class _Build:
-    """One run over the recordings that are new."""
+class _Adding:
+    """Adds ranks to a dataset. `there` has those that are in it."""
 
     dataset: Dataset
-    built: Built
-    options: dict[str, Any] | None
+    there: dict[int, Rank]
+    options: dict[str, Any]
     progress: Progress | None
-    _of_rank: dict[int, tuple[str, str]]
-    """Rank → its host, and the recording that it is from."""
-    _done_bytes: int = 0
-    _total_bytes: int = 0
+    total_bytes: int
+    done_bytes: int = 0
+    written: list[Written] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
-    def run(self, wanted: list[tuple[Source, str]], jobs: int) -> None:
-        """Write all ranks. A process that dies takes no other rank with it."""
-        if not wanted:
-            return
-        self._total_bytes = sum(source.size_bytes for source, _ in wanted)
-        unfinished = self._together(wanted, min(jobs, len(wanted)))
-        for one in unfinished:  # one of them broke the pool: alone, each answers for itself
-            if self._together([one], 1):
-                self.built.left_out[one[0].path] = _DIED
-
-    def _together(self, wanted: list[tuple[Source, str]], jobs: int) -> list[tuple[Source, str]]:
+    def add(self, wanted: list[tuple[Source, str]], jobs: int) -> list[tuple[Source, str]]:
         """Write ranks, `jobs` at a time. Return those that are left if a process has died."""
-        left = {source.path: (source, root) for source, root in wanted}
+        waiting, done = deque(wanted), 0
+        # In their order, so that of two recordings of one rank it is always the same one that stays.
+        running: deque[tuple[Future[Written], Source, Path]] = deque()
+        if not wanted:
+            return []
         with ExitStack() as kept:
             # Threads of this process may hold locks, which a fork would never get back.
             pool = kept.enter_context(ProcessPoolExecutor(jobs, mp_context=get_context("spawn")))
-            # In their order, so that of two recordings of one rank it is always the same one that stays.
-            running: deque[tuple[Future[Written], Source, Path]] = deque()
-            waiting = deque(wanted)
             try:
                 while waiting or running:
                     while waiting and len(running) < _AHEAD * jobs:
@@ -192,34 +176,31 @@ class _Build:
                         task = pool.submit(write_rank, source, root, folder, self.options)
                         running.append((task, source, folder))
                     task, source, folder = running.popleft()
-                    self._take(task, source, folder)
-                    del left[source.path]
+                    if reason := self._put_in_place(task, source, folder):
+                        self.left_out[source.path] = reason
+                    done += 1
+                    self.done_bytes += source.size_bytes
+                    if self.progress is not None:
+                        self.progress(self.done_bytes, self.total_bytes)
             except BrokenProcessPool:
-                return list(left.values())
-        return []
+                pass
+        return wanted[done:]
 
-    def _take(self, task: Future[Written], source: Source, folder: Path) -> None:
-        """Put the tables of a rank in place, or note why there are none."""
+    def _put_in_place(self, task: Future[Written], source: Source, folder: Path) -> str:
+        """Put the tables of a rank in place, or return why there are none."""
         try:
             written = task.result()
-        except BrokenProcessPool:
-            raise
-        except OutputError:
+        except (BrokenProcessPool, OutputError):
             raise
         except TracepipeError as e:
             text = e.message.removeprefix(f"{source.path}: ")
-            self.built.left_out[source.path] = f"{text}. {e.hint}" if e.hint else text
+            return f"{text}. {e.hint}" if e.hint else text
         except (OSError, MemoryError) as e:
-            self.built.left_out[source.path] = str(e) or type(e).__name__
-        else:
-            rank, host = written.identity.rank, written.identity.host
-            other = self._of_rank.get(rank)
-            if other is not None and other != (host, source.path):
-                self.built.left_out[source.path] = f"is of rank {rank}, as is {other[1]} of host {other[0]}"
-            else:
-                self._of_rank[rank] = host, source.path
-                self.dataset.replace_rank(host, rank, folder)
-                self.built.written.append(written)
-        self._done_bytes += source.size_bytes
-        if self.progress is not None:
-            self.progress(self._done_bytes, self._total_bytes)
+            return str(e) or type(e).__name__
+        own, other = written.rank, self.there.get(written.rank.rank)
+        if other is not None and (other.host, other.source) != (own.host, own.source):
+            return f"is of rank {own.rank}, as is {other.source} of host {other.host}"
+        self.there[own.rank] = own
+        self.dataset.replace_rank(own.host, own.rank, folder)
+        self.written.append(written)
+        return ""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tracepipe.dataset.clocks_table import ALIGNMENT
+from tracepipe.dataset.alignment import Placement
+from tracepipe.dataset.clocks_table import read_alignment
 from tracepipe.dataset.identity import UNKNOWN_HOST
-from tracepipe.dataset.meetings import Line
-from tracepipe.dataset.places import RANKS, Dataset, read_rows
-from tracepipe.dataset.rank_tables import Source
+from tracepipe.dataset.places import Dataset, Rank, Source
 from tracepipe.errors import ClockError, InputError
 from tracepipe.units import counted, duration_text
 
@@ -18,47 +17,18 @@ _AGAIN: Final = "Build the dataset again, from where the recordings are now: tra
 _SHOWN_MAX: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a clock goes on the reference clock. `bound_ns` holds between `first_ns` and `last_ns` of that,
-    where `shared` collectives ran. Without any, the other clock of its host places it.
-    """
+class ChosenRank(NamedTuple):
+    """A rank, and where its clock goes."""
 
-    line: Line
-    bound_ns: int
-    shared: int
-    first_ns: int
-    last_ns: int
-
-    def limit(self, start_ns: int, end_ns: int) -> tuple[bool, str]:
-        """Whether the bound holds from one time of the reference clock to another; what holds where not."""
-        away_ns = max(self.first_ns - start_ns, end_ns - self.last_ns)
-        if away_ns <= 0 or not self.last_ns:  # the only clock there is
-            return True, ""
-        away = duration_text(away_ns)
-        return False, f"{self.bound_ns} ns while collectives ran, not known up to {away} away from them"
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenRank:
-    """One rank. Its times are on `clock`, from `start_ns` to `end_ns`."""
-
-    host: str
-    rank: int
-    world_size: int | None
-    source: Source
-    source_format: str
-    clock: str
-    start_ns: int
-    end_ns: int
-    place: Place
+    row: Rank
+    place: Placement
 
     @property
     def header(self) -> dict[str, Any]:
-        """The facts in the dataset about a recording, in the form of its header."""
-        host = {} if self.host == UNKNOWN_HOST else {"host": self.host}
-        size = {} if self.world_size is None else {"world_size": self.world_size}
-        return {**host, "rank": self.rank, **size}
+        """The facts in the dataset about the recording, in the form of its header."""
+        host = {} if self.row.host == UNKNOWN_HOST else {"host": self.row.host}
+        size = {} if self.row.world_size is None else {"world_size": self.row.world_size}
+        return {**host, "rank": self.row.rank, **size}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +51,7 @@ def chosen(dataset: Dataset, numbers: Iterable[int]) -> Chosen:
     Raises InputError for a rank that is not there, and for a recording that is gone or has changed;
     ClockError for a rank whose clock is not placed.
     """
-    there = {rank: host for host, rank in dataset.ranks()}
+    there = {one.rank: one for one in dataset.rank_rows()}
     wanted = sorted(set(numbers)) or sorted(there)
     if missing := [rank for rank in wanted if rank not in there]:
         known = f"It has {counted(len(there), 'rank|ranks')}" + (
@@ -89,51 +59,27 @@ def chosen(dataset: Dataset, numbers: Iterable[int]) -> Chosen:
         )
         names = ", ".join(map(str, missing[:_SHOWN_MAX])) + (", …" if len(missing) > _SHOWN_MAX else "")
         raise InputError(f"has no rank {names}", known, path=str(dataset.folder))
-    places, refused, reference = _places(dataset)
-    rows = {rank: read_rows(dataset.part(RANKS, host, rank))[0] for rank, host in there.items()}
-    starts = [
-        places[row["clock"]].line.place(row["start_ns"]) for row in rows.values() if row["clock"] in places
+    aligned = read_alignment(dataset)
+    starts_ns = [
+        aligned.placements[one.clock].line.place(one.start_ns)
+        for one in there.values()
+        if one.clock in aligned.placements
     ]
     ranks = []
     for rank in wanted:
-        row = rows[rank]
-        if row["clock"] not in places:
-            why = refused.get(row["clock"]) or "nothing places its clock"
+        row = there[rank]
+        if row.clock not in aligned.placements:
+            why = aligned.refused.get(row.clock) or "nothing places its clock"
             raise ClockError(
                 f"rank {rank} is not on the clock of the others: {why}", "Leave it out of --ranks."
             )
-        source = _unchanged(
-            Source(row["source"], row["source_bytes"], row["source_mtime_ns"], row["source_version"])
-        )
-        ranks.append(
-            ChosenRank(
-                there[rank], rank, row["world_size"], source, row["source_format"], row["clock"],
-                row["start_ns"], row["end_ns"], places[row["clock"]],
-            )
-        )  # fmt: skip
-    return Chosen(ranks, reference, min(starts, default=0))
+        _check_unchanged(row.recording)
+        ranks.append(ChosenRank(row, aligned.placements[row.clock]))
+    return Chosen(ranks, aligned.reference, min(starts_ns, default=0))
 
 
-def _places(dataset: Dataset) -> tuple[dict[str, Place], dict[str, str], str]:
-    """The place of each clock, why others have none, and the reference clock."""
-    file = dataset.layer(ALIGNMENT) / "part-0.parquet"
-    if not file.is_file():
-        raise InputError("has no layer alignment", _AGAIN, path=str(dataset.folder))
-    places, refused, reference = {}, {}, ""
-    for row in read_rows(file):
-        reference = row["reference"]
-        if row["offset_ns"] is None:
-            refused[row["clock"]] = row["refused"]
-        else:
-            line = Line(row["at_ns"], row["offset_ns"], row["drift_ppb"])
-            places[row["clock"]] = Place(
-                line, row["bound_ns"], row["shared"], row["first_ns"], row["last_ns"]
-            )
-    return places, refused, reference
-
-
-def _unchanged(known: Source) -> Source:
-    """The recording, if it is the one that the dataset is made of. Raises InputError."""
+def _check_unchanged(known: Source) -> None:
+    """Raise InputError if the recording is not the one that the dataset is made of."""
     try:
         now = Source.of(known.path)
     except OSError as e:
@@ -146,5 +92,5 @@ def _unchanged(known: Source) -> Source:
         later = "later" if now.mtime_ns > known.mtime_ns else "earlier"
         what = f"it was changed {duration_text(abs(now.mtime_ns - known.mtime_ns))} {later} than the one read"
     else:
-        return known
+        return
     raise InputError(f"is not the recording that the dataset was made of: {what}", _AGAIN, path=known.path)

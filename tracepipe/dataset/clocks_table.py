@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.dataset.alignment import Alignment, align
-from tracepipe.dataset.host_clocks import Recorded, related, relations
-from tracepipe.dataset.meetings import Meetings
-from tracepipe.dataset.places import RANKS, Dataset, asking, read_rows
+from tracepipe.dataset.alignment import Placement, align
+from tracepipe.dataset.host_clocks import related, relations
+from tracepipe.dataset.meetings import Line, Meetings
+from tracepipe.dataset.places import Dataset, asking, read_rows
+from tracepipe.errors import InputError
 from tracepipe.present.writing.table_formats import write_columns
 
-ALIGNMENT: Final = "alignment"
+_PLACE: Final = "layer=alignment/part-0.parquet"
 SCHEMA: Final = {
     "clock": "string", "reference": "string", "at_ns": "bigint", "offset_ns": "bigint", "drift_ppb": "bigint",
     "bound_ns": "bigint", "early_ns": "bigint", "late_ns": "bigint",
@@ -36,65 +36,65 @@ from ends where key % {one_of} = 0 group by key order by min(row)
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """What `write_alignment` found. `clocks` are the names of the clocks, by the numbers in `alignment`."""
+    """Where clocks go, by their names, and why others go nowhere. `reference` is "" if there is no clock."""
 
-    clocks: list[str]
-    alignment: Alignment
+    reference: str
+    placements: dict[str, Placement]
+    refused: dict[str, str]
 
 
 def write_alignment(dataset: Dataset) -> Aligned:
     """Put all clocks of a dataset on one, and write how. Raises OutputError."""
-    ranks = dataset.ranks()
-    times = ["start_ns", "end_ns", "realtime_offset_ns", "last_at_ns", "last_realtime_offset_ns"]
-    rows = [read_rows(dataset.part(RANKS, *one))[0] for one in ranks]
-    clocks = sorted({row["clock"] for row in rows})
-    numbers = {clock: number for number, clock in enumerate(clocks)}
-    total = sum(row["collectives"] for row in rows)
+    ranks = dataset.rank_rows()
+    clocks = sorted({one.clock for one in ranks})
     one_of = 1
-    while total > COLLECTIVES_MAX * one_of:
+    while sum(one.collectives for one in ranks) > COLLECTIVES_MAX * one_of:
         one_of *= 2
-    parts = list(
-        _ends(dataset, [(*one, numbers[row["clock"]]) for one, row in zip(ranks, rows, strict=True)], one_of)
+    # For each rank the columns clock, collective (a hash of what all ranks share), start and end.
+    parts: list[tuple[Any, ...]] = [
+        tuple(np.zeros(0, kind) for kind in (np.int64, np.uint64, np.int64, np.int64))
+    ]
+    for one in ranks:
+        file = dataset.part("collectives", one.host, one.rank)
+        if file.is_file():
+            with asking(file) as connection:
+                found = connection.execute(_COMPARED.format(one_of=one_of)).fetchnumpy()
+            clock = np.full(len(found["key"]), clocks.index(one.clock))
+            parts.append((clock, found["key"], found["start_ns"], found["end_ns"]))
+    clock, key, start_ns, end_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    collective = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    placed = align(Meetings.of(clock, collective, start_ns, end_ns), len(clocks))
+    placed = related(placed, relations(ranks, clocks), clocks)
+    aligned = Aligned(
+        clocks[placed.reference] if clocks else "",
+        {clocks[number]: one for number, one in placed.placements.items()},
+        {clocks[number]: reason for number, reason in placed.refused.items()},
     )
-    columns = (
-        [np.concatenate(column) for column in zip(*parts, strict=True)]
-        if parts
-        else [np.zeros(0, np.int64)] * 4
-    )
-    _, collective = np.unique(columns[1], return_inverse=True)
-    found = align(Meetings.of(columns[0], collective.astype(np.int64), columns[2], columns[3]), len(clocks))
-    recorded = [Recorded(row["clock"], *(row[name] for name in times)) for row in rows]
-    found = related(found, relations(recorded, clocks), clocks)
-    with dataset.part_at(f"layer={ALIGNMENT}/part-0.parquet") as part:
-        write_columns(_columns(clocks, found), SCHEMA, part)
-    return Aligned(clocks, found)
-
-
-def _ends(dataset: Dataset, ranks: list[tuple[str, int, int]], one_of: int) -> Iterator[tuple[Any, ...]]:
-    """For each rank the columns clock, collective (a hash of what all ranks share), start and end."""
-    for host, rank, clock in ranks:
-        file = dataset.part("collectives", host, rank)
-        if not file.is_file():
-            continue
-        with asking(file) as connection:
-            found = connection.execute(_COMPARED.format(one_of=one_of)).fetchnumpy()
-        yield (
-            np.full(len(found["key"]), clock, np.int64),
-            *(found[name] for name in ("key", "start_ns", "end_ns")),
-        )
-
-
-def _columns(clocks: list[str], found: Alignment) -> dict[str, list[Any]]:
-    """The columns of SCHEMA, a row for each clock."""
-    reference = clocks[found.reference] if clocks else None
     rows = []
-    for number, clock in enumerate(clocks):
-        one = found.placements.get(number)
-        placed = (
-            (one.line.at_ns, one.line.offset_ns, one.line.drift_ppb, one.bound_ns, one.early_ns, one.late_ns,
-             one.residual_ns, one.shared, one.dropped, one.first_ns, one.last_ns, None)
-            if one is not None
-            else (*(None,) * 11, found.refused[number])
-        )  # fmt: skip
-        rows.append((clock, reference, *placed))
-    return {name: [row[at] for row in rows] for at, name in enumerate(SCHEMA)}
+    for name in clocks:
+        row: dict[str, Any] = {"clock": name, "reference": aligned.reference}
+        if (place := aligned.placements.get(name)) is None:
+            row["refused"] = aligned.refused[name]
+        else:
+            row |= asdict(place.line) | asdict(place)
+        rows.append(row)
+    with dataset.part_at(_PLACE) as part:
+        write_columns({column: [row.get(column) for row in rows] for column in SCHEMA}, SCHEMA, part)
+    return aligned
+
+
+def read_alignment(dataset: Dataset) -> Aligned:
+    """What `write_alignment` wrote. Raises InputError where there is none."""
+    file = dataset.folder / _PLACE
+    if not file.is_file():
+        hint = "Build the dataset again: tracepipe dataset build."
+        raise InputError("has no layer alignment", hint, path=str(dataset.folder))
+    aligned = Aligned("", {}, {})
+    for row in read_rows(file):
+        clock, reference, *line = (row.pop(name) for name in ("clock", "reference", *Line.__slots__))
+        aligned, refused = replace(aligned, reference=reference), row.pop("refused")
+        if None in line:
+            aligned.refused[clock] = refused
+        else:
+            aligned.placements[clock] = Placement(Line(*line), **row)
+    return aligned

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -62,12 +63,14 @@ _OPERATIONS: Final = {
     "gather": re.compile(r"gather", re.IGNORECASE),
     "scatter": re.compile(r"scatter", re.IGNORECASE),
 }
+_REMEMBERED: Final = 1 << 12
 UNKNOWN: Final = "not known"
 """The process group of a kernel of which only that is known that others of the rank have another one."""
 TOGETHER: Final = frozenset({"reduce_scatter", "all_reduce", "all_gather", "all_to_all", "barrier"})
 """Operations in which each rank needs something of every other, so that none leaves before all have come."""
 
 
+@lru_cache(_REMEMBERED)
 def operation_of(name: str) -> str:
     """The operation that a name tells, "" where it tells none."""
     return next((operation for operation, form in _OPERATIONS.items() if form.search(name)), "")
@@ -89,9 +92,14 @@ def put_collectives(run: Run, times: Iterable[GpuTime], steps: Steps) -> list[st
     start_ns, end_ns = layer.start_ns[rows], layer.end_ns[rows]
     gpus = np.array([gpu or 0 for gpu in of["gpu"]], np.int64)
     given = {key: run.args.texts_of(arg, layer.args[rows]) for key, arg in _ARGS.items()}
-    operations = _operations(given["operation"], of["name"])
-    groups = _groups(given["group"], given["members"])
-    sizes, seq, elements = (_integers(given[key]) for key in ("group_size", "seq", "elements"))
+    operations = [
+        operation_of(stated or short_kernel_name(name or ""))
+        for stated, name in zip(given["operation"], of["name"], strict=True)
+    ]
+    # On different ranks, groups of one name may have different members.
+    names = zip(given["group"], given["members"], strict=True)
+    groups = [f"{name or ''} {members or ''}".strip() for name, members in names]
+    sizes, seq, elements = (list(map(_integer, given[key])) for key in ("group_size", "seq", "elements"))
     remarks = _add_communicators(run, rows, operations, groups, sizes, elements)
     together = [
         operation in TOGETHER and group != UNKNOWN
@@ -142,25 +150,6 @@ def _add_communicators(
     return remarks
 
 
-def _operations(given: list[str | None], names: list[str | None]) -> list[str]:
-    known: dict[str, str] = {}
-    found = []
-    for stated, name in zip(given, names, strict=True):
-        text = stated or short_kernel_name(name or "")
-        if text not in known:
-            known[text] = operation_of(text)
-        found.append(known[text])
-    return found
-
-
-def _groups(names: list[str | None], members: list[str | None]) -> list[str]:
-    """Names that distinguish groups: on different ranks, groups of one name may have different members."""
-    return [f"{name or ''} {ranks or ''}".strip() for name, ranks in zip(names, members, strict=True)]
-
-
-def _integers(texts: list[str | None]) -> list[int | None]:
-    known: dict[str | None, int | None] = {None: None}
-    for text in texts:
-        if text not in known:
-            known[text] = int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
-    return [known[text] for text in texts]
+@lru_cache(_REMEMBERED)
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None

@@ -9,9 +9,9 @@ ncclAllReduce(comm) ── group 9f21… ─┐        ncclGroupStart()
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tracepipe.analyses.cuda_calls import rows_named
 from tracepipe.analyses.gpu_work import KERNEL, gpu_work
@@ -45,21 +45,6 @@ class Communicated:
     unknown: int = 0
 
 
-class _Distinct:
-    """Different values, each with a number."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._numbers: dict[Any, int] = {}
-
-    def number(self, value: Hashable) -> int:
-        """The number of a value, which is new or not."""
-        found = self._numbers.setdefault(value, len(self.values))
-        if found == len(self.values):
-            self.values.append(value)
-        return found
-
-
 def communicated(run: Run, rows: Int64s, operations: list[str], named: Callable[[str], str]) -> Communicated:
     """The calls that launched some kernels: rows of their layer, by their start, with the operations that the
     names of the kernels state. `named` returns the operation of a function's name without `nccl`.
@@ -67,68 +52,60 @@ def communicated(run: Run, rows: Int64s, operations: list[str], named: Callable[
     found = rows_named(run, "userspace", lambda name: _CALL.fullmatch(name) is not None)
     if not len(found):
         return Communicated(np.zeros(len(rows), np.int64), [None])
-    requests = _Requests(named)
-    asked = requests.of(run, found)
+    asked, unknown = _requests(run, found, named)
     layer = run.layer("userspace")
     is_call = np.zeros(len(layer), np.bool_)
-    is_call[found[asked >= 0]] = True
+    is_call[found[[request is not None for request in asked]]] = True
     of_kernel = _launches(run, rows)
     launched = np.flatnonzero(of_kernel != NONE)
     around = nearest_of_some(layer.parent, is_call, of_kernel[launched])
     inside = around != NOBODY
-    place, distinct = np.zeros(len(rows), np.int64), _Distinct()
-    distinct.number(None)
+    place, distinct = np.zeros(len(rows), np.int64), dict[Asked | None, int]({None: 0})
     known: dict[tuple[int, str], int] = {}
-    numbers = asked[np.searchsorted(found, around[inside])].tolist()
-    for kernel, number in zip(launched[inside].tolist(), numbers, strict=True):
-        key = number, operations[kernel]
+    calls = np.searchsorted(found, around[inside]).tolist()
+    for kernel, call in zip(launched[inside].tolist(), calls, strict=True):
+        request, operation = asked[call] or (), operations[kernel]
+        key = id(request), operation  # equal requests are one object
         if key not in known:
-            known[key] = distinct.number(_one(requests.distinct.values[number], key[1]))
+            known[key] = distinct.setdefault(_one(request, operation), len(distinct))
         place[kernel] = known[key]
-    return Communicated(place, distinct.values, requests.unknown)
+    return Communicated(place, list(distinct), unknown)
 
 
-class _Requests:
-    """The requests of calls that may launch kernels: a collective, or the end of a group of calls. Each
-    request is the number of a tuple in `distinct`.
+def _requests(
+    run: Run, rows: Int64s, named: Callable[[str], str]
+) -> tuple[list[tuple[Asked, ...] | None], int]:
+    """The requests of calls of NCCL that may launch kernels, by their start: a collective, or the end of a
+    group of calls; None of others. Equal requests are one object. And the number of calls whose communicator
+    is not known.
     """
-
-    def __init__(self, named: Callable[[str], str]) -> None:
-        self.distinct = _Distinct()
-        self.unknown = 0
-        self._named = named
-        self._groups: dict[int | None, list[list[Asked]]] = {}
-
-    def of(self, run: Run, rows: Int64s) -> Int64s:
-        """The numbers of calls of NCCL, by their start; -1 of others. Shapes `(n,)`."""
-        numbers, layer = np.full(len(rows), -1, np.int64), run.layer("userspace")
-        found = run.values("userspace", rows, "name", "tid")
-        calls = zip(found["name"], found["tid"], layer.args[rows].tolist(), strict=True)
-        for at, (name, tid, args) in enumerate(calls):
-            asked = self._asked(name, tid, run.args.args(args) if args != NONE else {})
-            if asked is not None:
-                numbers[at] = self.distinct.number(asked)
-        return numbers
-
-    def _asked(self, name: str, tid: int | None, args: Mapping[str, Any]) -> tuple[Asked, ...] | None:
-        function, of_thread = name[name.index("nccl") + 4 :], self._groups.setdefault(tid, [])
+    layer, groups = run.layer("userspace"), dict[int | None, list[list[Asked]]]()
+    requests: list[tuple[Asked, ...] | None] = []
+    same: dict[tuple[Asked, ...], tuple[Asked, ...]] = {}
+    unknown, of = 0, run.values("userspace", rows, "name", "tid")
+    for name, tid, number in zip(of["name"], of["tid"], layer.args[rows].tolist(), strict=True):
+        function, of_thread = name[name.index("nccl") + 4 :], groups.setdefault(tid, [])
+        args = run.args.args(number) if number != NONE else {}
+        request: tuple[Asked, ...] | None = None
         if function == _BEGINS:
             of_thread.append([])
         elif function == _ENDS:
             # The end of the outermost one launches.
             inner = of_thread.pop() if of_thread else []
-            if not of_thread:
-                return tuple(inner)
-            of_thread[-1] += inner
-        elif "comm" in args and (operation := self._named(function)):
-            group, size, count = (args.get(key) for key in ("group", "group_ranks", "count"))
+            if of_thread:
+                of_thread[-1] += inner
+            else:
+                request = tuple(inner)
+        elif "comm" in args and (operation := named(function)):
+            group = args.get("group")
             group = group if isinstance(group, str) else ""
-            one = Asked(operation, group, _number(size), _number(count))
-            self.unknown += not group
+            one = Asked(operation, group, _number(args.get("group_ranks")), _number(args.get("count")))
+            unknown += not group
             if of_thread:
                 of_thread[-1].append(one)
-            return (one,)
-        return None
+            request = (one,)
+        requests.append(None if request is None else same.setdefault(request, request))
+    return requests, unknown
 
 
 def _number(value: object) -> int | None:

@@ -12,40 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from tracepipe.dataset.alignment import DRIFT_MAX_PPM, Alignment, Placement
 from tracepipe.dataset.meetings import Line
+from tracepipe.dataset.places import Rank
 from tracepipe.units import duration_text
 
 # Reading both clocks takes up to 1 µs, and a tool whose times are on CLOCK_REALTIME converts them from
 # another clock, with an error of up to 4 µs (docs/merge.md).
 _ERROR_NS: Final = 5_000
 _REALTIME: Final = ": realtime"
-
-
-class Recorded(NamedTuple):
-    """What is known of a rank's recording: its clock by name, from when to when it is on that; and how far
-    CLOCK_REALTIME was ahead of that clock at its start, and at another instant. None: it does not say it.
-    """
-
-    clock: str
-    start_ns: int
-    end_ns: int
-    ahead_ns: int | None
-    last_at_ns: int | None = None
-    last_ahead_ns: int | None = None
-
-    def instants(self) -> list[tuple[int, int]]:
-        """Instants, and how far CLOCK_REALTIME was ahead then; none if it was set between them."""
-        if self.ahead_ns is None:
-            return []
-        if self.last_at_ns is None or self.last_ahead_ns is None:
-            return [(self.start_ns, self.ahead_ns)]
-        slewed_ns = abs(self.last_ahead_ns - self.ahead_ns)
-        if slewed_ns > _bound_ns(self.start_ns, self.last_at_ns, self.last_at_ns):
-            return []
-        return [(self.start_ns, self.ahead_ns), (self.last_at_ns, self.last_ahead_ns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +55,28 @@ class Relation:
         return abs(own.line.place(middle_ns) - there_ns.place(middle_ns)) - allowed_ns
 
 
-def relations(recorded: Iterable[Recorded], clocks: list[str]) -> Iterator[Relation]:
+def _instants(rank: Rank) -> list[tuple[int, int]]:
+    """Instants of a rank's clock, and how far CLOCK_REALTIME was ahead then; none if it was set between."""
+    if rank.realtime_offset_ns is None:
+        return []
+    found = [(rank.start_ns, rank.realtime_offset_ns)]
+    if rank.last_at_ns is not None and rank.last_realtime_offset_ns is not None:
+        slewed_ns = abs(rank.last_realtime_offset_ns - rank.realtime_offset_ns)
+        if slewed_ns > _bound_ns(rank.start_ns, rank.last_at_ns, rank.last_at_ns):
+            return []
+        found.append((rank.last_at_ns, rank.last_realtime_offset_ns))
+    return found
+
+
+def relations(ranks: Iterable[Rank], clocks: list[str]) -> Iterator[Relation]:
     """How the clocks of each host are related, both ways. `clocks` has their names, by number."""
     numbers = {clock: number for number, clock in enumerate(clocks)}
-    of_clock: dict[str, list[Recorded]] = {}
-    for one in recorded:
+    of_clock: dict[str, list[Rank]] = {}
+    for one in ranks:
         of_clock.setdefault(one.clock, []).append(one)
     for clock, some in of_clock.items():
         real = clock.rpartition(": ")[0] + _REALTIME
-        instants = [instant for one in some for instant in one.instants()]
+        instants = [instant for one in some for instant in _instants(one)]
         if real == clock or real not in of_clock or not instants:
             continue
         for own, own_ns, sign in ((clock, some, -1), (real, of_clock[real], 1)):

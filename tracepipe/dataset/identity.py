@@ -45,24 +45,16 @@ def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Ident
             path=path,
         )
     if rank is None:
-        rank = _rank_in(PurePath(path).name)
+        stem = _ENDINGS.sub("", PurePath(path).name)
+        named = _NAMED.search(stem) or _AT_THE_END.search(stem)
+        rank = int(named[1]) if named and int(named[1]) <= RANK_MAX else None
     if rank is None:
         hint = "Name it after its rank: 3.jsonl, rank3.json, HOST-3.jsonl."
         raise InputError("does not say which rank it is of", hint, path=path)
-    host = (header.host or _folder_of(path, root) or UNKNOWN_HOST)[:_HOST_MAX]
+    parent = PurePath(path).parent
+    folder = "" if parent == PurePath(root) else parent.name
+    host = (header.host or folder or UNKNOWN_HOST)[:_HOST_MAX]
     # Nothing says that two recordings of unknown hosts were made on one, nor of two boots.
     of_host = host if host != UNKNOWN_HOST else f"{host}, rank {rank}"
-    boot = header.boot
-    counts_from_boot = f" since boot {boot}" if boot and trace_clock != "realtime" else ""
+    counts_from_boot = f" since boot {header.boot}" if header.boot and trace_clock != "realtime" else ""
     return Identity(host, rank, header.world_size, f"{of_host}: {trace_clock}{counts_from_boot}")
-
-
-def _rank_in(name: str) -> int | None:
-    stem = _ENDINGS.sub("", name)
-    found = _NAMED.search(stem) or _AT_THE_END.search(stem)
-    return int(found[1]) if found and int(found[1]) <= RANK_MAX else None
-
-
-def _folder_of(path: str, root: str) -> str:
-    parent = PurePath(path).parent
-    return "" if parent == PurePath(root) else parent.name

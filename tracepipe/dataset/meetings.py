@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -59,14 +59,7 @@ class Meetings:
 
     def take(self, rows: Bools) -> Meetings:
         """Some of the rows."""
-        return Meetings(
-            self.clock[rows],
-            self.collective[rows],
-            self.arrived_ns[rows],
-            self.left_ns[rows],
-            self.end_ns[rows],
-            self.transfer_ns[rows],
-        )
+        return Meetings(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def of_short_transfers(self) -> Meetings:
         """The half of the rows whose transfers are the shorter ones; all of them where they are few."""
@@ -99,9 +92,14 @@ class Line:
 
     def place_all(self, ns: Int64s) -> Int64s:
         """Times on the reference clock, to the ns below."""
-        # In steps, as the product of a day and 500 ppm has more than 64 bits.
-        away_ns = ns - self.at_ns
-        whole, rest = np.divmod(away_ns, 1_000_000)
-        drift = whole * self.drift_ppb + rest * self.drift_ppb // 1_000_000
-        placed: Int64s = ns + self.offset_ns + drift // 1_000
-        return placed
+        return place_each(ns, *map(np.asarray, astuple(self)))
+
+
+def place_each(ns: Int64s, at_ns: Int64s, offset_ns: Int64s, drift_ppb: Int64s) -> Int64s:
+    """Times on the reference clock by the values of a `Line` for each, or for all."""
+    # In steps, as the product of a day and 500 ppm has more than 64 bits.
+    away_ns: Int64s = ns - at_ns
+    whole, rest = np.divmod(away_ns, 1_000_000)
+    drift: Int64s = whole * drift_ppb + rest * drift_ppb // 1_000_000
+    placed: Int64s = ns + offset_ns + drift // 1_000
+    return placed

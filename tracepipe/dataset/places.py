@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from tracepipe import __version__, paths
 from tracepipe.errors import InputError, OutputError
 from tracepipe.printable import json_text
+from tracepipe.recording import remote
 from tracepipe.recording.outputs import made_folder, writing
-from tracepipe.recording.remote import is_url
 from tracepipe.store.tables import connect
 
 if TYPE_CHECKING:
@@ -84,6 +84,60 @@ def read_rows(path: Path, columns: str = "*") -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
+class Source(NamedTuple):
+    """A recording at a path or URL: when it has other values, it was recorded again. A file has the time of
+    its last change, and an object its version, "" where its store gives it none.
+    """
+
+    path: str
+    size_bytes: int
+    mtime_ns: int | None
+    version: str | None = None
+
+    @classmethod
+    def of(cls, path: str) -> Source:
+        """The recording at a path or URL. Raises OSError, TracepipeError."""
+        if remote.is_url(path):
+            return cls.of_object(remote.found(path))
+        found = Path(path).stat()
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    @classmethod
+    def of_object(cls, found: remote.Found) -> Source:
+        """The recording that is an object."""
+        return cls(found.url, found.size_bytes, None, found.version)
+
+
+class Rank(NamedTuple):
+    """A row of the layer `ranks`: which rank of which host a recording is of, and what it has."""
+
+    host: str
+    rank: int
+    world_size: int | None
+    clock: str
+    source: str
+    source_format: str
+    source_bytes: int
+    source_mtime_ns: int | None
+    source_version: str | None
+    start_ns: int
+    end_ns: int
+    realtime_offset_ns: int | None
+    last_at_ns: int | None
+    last_realtime_offset_ns: int | None
+    gpus: int
+    kernels: int
+    collectives: int
+    lost: int
+    skipped_lines: int
+    notes: list[str]
+
+    @property
+    def recording(self) -> Source:
+        """The recording that it was made of."""
+        return Source(self.source, self.source_bytes, self.source_mtime_ns, self.source_version)
+
+
 class Dataset:
     """The folder of a dataset."""
 
@@ -98,7 +152,7 @@ class Dataset:
     @classmethod
     def opened(cls, path: str) -> Dataset:
         """The dataset at a path. Raises InputError."""
-        if is_url(path):
+        if remote.is_url(path):
             raise InputError("is a URL, and a dataset is read from a file system", _COPY, path=path)
         folder = Path(path)
         try:
@@ -118,7 +172,7 @@ class Dataset:
     @classmethod
     def made(cls, path: str) -> Dataset:
         """The dataset at a path, which is made if nothing is there. Raises InputError, OutputError."""
-        if is_url(path):
+        if remote.is_url(path):
             raise OutputError(f"{path} is a URL, and a dataset is built on a file system", _COPY)
         folder = Path(path)
         if paths.is_there(folder / _ABOUT):
@@ -149,6 +203,11 @@ class Dataset:
             if place is not None:
                 found.append((unquote(place[1].rpartition("/")[2]), int(place[2])))
         return sorted(found, key=lambda one: (one[1], one[0]))
+
+    def rank_rows(self) -> list[Rank]:
+        """The row of each rank that is there, by number. Raises InputError of a damaged file."""
+        rows = ((*one, read_rows(self.part(RANKS, *one))[0]) for one in self.ranks())
+        return [Rank(host, rank, **row) for host, rank, row in rows]
 
     def part(self, layer: str, host: str, rank: int) -> Path:
         """The file of a rank in a layer."""

@@ -5,7 +5,6 @@ collectives, and what it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,11 +23,10 @@ from tracepipe.analyses.gpu_work import (
 )
 from tracepipe.analyses.steps import Steps, loading_of, steps_of
 from tracepipe.dataset import collectives
-from tracepipe.dataset.identity import Identity, identity_of
-from tracepipe.dataset.places import RANKS
+from tracepipe.dataset.identity import identity_of
+from tracepipe.dataset.places import RANKS, Rank, Source
 from tracepipe.event.columns import NONE, Ints
 from tracepipe.present.writing.table_formats import write_question
-from tracepipe.recording import remote
 from tracepipe.recording.outputs import writing
 from tracepipe.store import views
 from tracepipe.store.run import Run, load_run
@@ -39,14 +37,11 @@ STEPS: Final = {
     "busy_ns": "bigint", "compute_ns": "bigint", "communication_ns": "bigint", "exposed_ns": "bigint",
     "copies_ns": "bigint", "idle_ns": "bigint", "data_loading_ns": "bigint", "idle_loading_ns": "bigint",
 }  # fmt: skip
+_TEXTS: Final = ("clock", "source", "source_format", "source_version")
 RANK: Final = {
-    "world_size": "bigint", "clock": "string", "source": "string", "source_format": "string",
-    "source_bytes": "bigint", "source_mtime_ns": "bigint", "source_version": "string",
-    "start_ns": "bigint", "end_ns": "bigint",
-    "realtime_offset_ns": "bigint", "last_at_ns": "bigint", "last_realtime_offset_ns": "bigint",
-    "gpus": "bigint", "kernels": "bigint", "collectives": "bigint",
-    "lost": "bigint", "skipped_lines": "bigint", "notes": "string[]",
-}  # fmt: skip
+    name: "string" if name in _TEXTS else "string[]" if name == "notes" else "bigint"
+    for name in Rank._fields[2:]
+}
 _OWN: Final = {"steps": STEPS, "collectives": collectives.SCHEMA, RANKS: RANK}
 _WORK: Final = f"""
 select w.start_ns, w.end_ns, w.gpu, {list(PURPOSES)}[w.purpose + 1] as purpose,
@@ -57,39 +52,11 @@ order by w.gpu, w.start_ns, w.end_ns, purpose, name
 """
 
 
-class Source(NamedTuple):
-    """A recording at a path or URL: when it has other values, it was recorded again. A file has the time of
-    its last change, and an object its version, "" where its store gives it none.
-    """
+class Written(NamedTuple):
+    """A rank whose tables are written. `remarks` are lines about what is not as it should be."""
 
-    path: str
-    size_bytes: int
-    mtime_ns: int | None
-    version: str | None = None
-
-    @classmethod
-    def of(cls, path: str) -> Source:
-        """The recording at a path or URL. Raises OSError, TracepipeError."""
-        if remote.is_url(path):
-            return cls.of_object(remote.found(path))
-        found = Path(path).stat()
-        return cls(path, found.st_size, found.st_mtime_ns)
-
-    @classmethod
-    def of_object(cls, found: remote.Found) -> Source:
-        """The recording that is an object."""
-        return cls(found.url, found.size_bytes, None, found.version)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """The tables of one rank. `remarks` are lines about what is not as it should be in its recording."""
-
-    identity: Identity
-    kernels: int
-    collectives: int
-    lost: int
-    remarks: tuple[str, ...]
+    rank: Rank
+    remarks: list[str]
 
 
 def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] | None = None) -> Written:
@@ -109,33 +76,30 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
     kinds = kinds_of(run, work)
     times, steps = list(gpu_times(work, kinds)), steps_of(run)
     _put_steps(run, times, steps)
-    remarks = *facts.remarks({}), *collectives.put_collectives(run, times, steps)
+    remarks = [*facts.remarks({}), *collectives.put_collectives(run, times, steps)]
     if len(work):
         con.register("work", _work_columns(run, work, kinds))
         _write(run, _WORK, folder / "work.parquet")
         con.unregister("work")
-    count, kernels = (
-        run.store.rows("select count(*) from dataset.collectives")[0][0],
-        len(run.layer("gpu_kernel")),
-    )
-    lost = sum(facts.losses.values())
+    (count,) = con.execute("select count(*) from dataset.collectives").fetchone()
     _, ahead_ns = _realtime(facts.header.start, facts.trace_clock)
-    last_at_ns, last_ahead_ns = _realtime(facts.footer.end, facts.trace_clock)
-    row = (
-        identity.world_size, identity.clock, source.path, facts.source, source.size_bytes, source.mtime_ns,
-        source.version, facts.start_ns, facts.end_ns, 0 if facts.trace_clock == "realtime" else ahead_ns,
-        last_at_ns, last_ahead_ns, len(times), kernels, count, lost, facts.skipped, list(facts.notes),
+    row = Rank(
+        identity.host, identity.rank, identity.world_size, identity.clock, source.path, facts.source,
+        source.size_bytes, source.mtime_ns, source.version, facts.start_ns, facts.end_ns,
+        0 if facts.trace_clock == "realtime" else ahead_ns, *_realtime(facts.footer.end, facts.trace_clock),
+        len(times), len(run.layer("gpu_kernel")), count, sum(facts.losses.values()), facts.skipped,
+        list(facts.notes),
     )  # fmt: skip
-    con.execute(f"insert into dataset.{RANKS} values ({', '.join('?' * len(row))})", row)
+    con.execute(f"insert into dataset.{RANKS} values ({', '.join('?' * len(RANK))})", row[2:])
     del work, kinds, times
     run.forget_columns()
-    for view in views.VIEWS:
-        if views.count(run, view):
-            _write(run, views.question(view), folder / f"{view}.parquet")
+    questions = {view: views.question(view) for view in views.VIEWS if views.count(run, view)}
     for layer in _OWN:
-        if run.store.rows(f"select count(*) from dataset.{layer}")[0][0]:
-            _write(run, f"select * from dataset.{layer}", folder / f"{layer}.parquet")
-    return Written(identity, kernels, count, lost, remarks)
+        if con.execute(f"from dataset.{layer} limit 1").fetchone():
+            questions[layer] = f"from dataset.{layer}"
+    for layer, question in questions.items():
+        _write(run, question, folder / f"{layer}.parquet")
+    return Written(row, remarks)
 
 
 def _write(run: Run, question: str, path: Path) -> None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
-from tracepipe.dataset.clocks_table import ALIGNMENT
-from tracepipe.dataset.meetings import Line
-from tracepipe.dataset.places import RANKS, Dataset, asking, read_rows
+from tracepipe.dataset.clocks_table import Aligned, read_alignment
+from tracepipe.dataset.places import RANKS, Dataset, asking
 from tracepipe.errors import InputError
 from tracepipe.libraries import np
 from tracepipe.ranks import queries
@@ -78,9 +77,9 @@ class Job:
         return sorted(found, key=lambda one: (-one.costs_ns, one.ranks, one.slow))
 
     @cached_property
-    def alignment(self) -> list[dict[str, Any]]:
-        """The rows of the layer `alignment`."""
-        return read_rows(self.dataset.layer(ALIGNMENT) / "part-0.parquet")
+    def aligned(self) -> Aligned:
+        """Where the clocks go."""
+        return read_alignment(self.dataset)
 
     def usual_step(self) -> int:
         """The step of median length."""
@@ -93,16 +92,10 @@ class Job:
         members = f"select count(*) as rows from members where step = {step}"
         if self.engine.columns(members)["rows"][0] > PATH_MAX:
             return []
-        lines = {
-            one["clock"]: Line(one["at_ns"], one["offset_ns"], one["drift_ppb"])
-            for one in self.alignment
-            if one["offset_ns"] is not None
-        }
-        found = self.engine.columns(queries.bounds(step))
-        bounds = {
-            rank: Bounds(start_ns, end_ns, lines[clock].place(end_ns) if clock in lines else None)
-            for rank, start_ns, end_ns, clock in rows(found, "rank", "start_ns", "end_ns", "clock")
-        }
+        bounds, found = {}, self.engine.columns(queries.bounds(step))
+        for rank, start_ns, end_ns, clock in rows(found, "rank", "start_ns", "end_ns", "clock"):
+            place = self.aligned.placements.get(clock)
+            bounds[rank] = Bounds(start_ns, end_ns, None if place is None else place.line.place(end_ns))
         return critical_path(bounds, self.engine.columns(queries.members_of(step)))
 
     def done(self, path: list[Section]) -> Iterator[Done]:

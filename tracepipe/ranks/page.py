@@ -61,7 +61,7 @@ def write(job: Job, result: Result, ending: str, out: BinaryIO) -> None:
 
 
 def _about(job: Job, result: Result) -> About:
-    bounds = [one["bound_ns"] for one in job.alignment if one["bound_ns"] is not None]
+    bounds = [one.bound_ns for one in job.aligned.placements.values()]
     facts = [
         ("dataset", str(job.dataset.folder)),
         ("ranks", f"{len(job.hosts)} of {counted(len(set(job.hosts.values())), 'host|hosts')}"),
@@ -70,7 +70,8 @@ def _about(job: Job, result: Result) -> About:
     limits = [{"kind": "lost" if note.startswith(_LOST) else "note", "text": note} for note in result.notes]
     if len(bounds) > 1:
         within = duration_text(max(bounds))
-        text = f"{len(bounds)} of {len(job.alignment)} clocks are on a common one, within {within}"
+        count = len(bounds) + len(job.aligned.refused)
+        text = f"{len(bounds)} of {count} clocks are on a common one, within {within}"
         limits.append({"kind": "clock", "text": text})
     return About(Path(job.dataset.folder).name, facts, limits)
 

@@ -61,11 +61,10 @@ def _notes(job: Job) -> list[str]:
     lost = sum(job.ranks["lost"].tolist())
     if lost:
         notes.append(f"lost: {lost:,} {agree(lost, 'event|events happened and was|were not recorded')}")
-    clocks = job.alignment
-    unplaced = sum(one["bound_ns"] is None for one in clocks)
-    if unplaced and len(clocks) > 1:
+    unplaced, clocks = len(job.aligned.refused), len(job.aligned.refused) + len(job.aligned.placements)
+    if unplaced and clocks > 1:
         notes.append(
-            f"{unplaced} of {len(clocks)} clocks {agree(unplaced, 'is|are')} not placed on the common one"
+            f"{unplaced} of {clocks} clocks {agree(unplaced, 'is|are')} not placed on the common one"
         )
     if (longest := longest_unjudged(job.ranks)) is not None:
         notes.append(

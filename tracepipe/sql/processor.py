@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -28,6 +28,16 @@ class Answer:
 
     columns: list[str]
     rows: list[list[Any]]
+
+
+def all_different(names: Sequence[str]) -> list[str]:
+    """The names of columns, each once: one that comes again has a number, which gives it no other's name."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in count(2))
+        is_new = name not in found
+        found.append(name if is_new else next(one for one in numbered if one not in (*names, *found)))
+    return found
 
 
 def find_shell(given: str = "") -> str:
@@ -114,19 +124,8 @@ def _answer(processor: Any, sql: str) -> Answer:
     if result.error:
         # Its own error begins as Python's do, which it is none of.
         raise QueryError(result.error.removeprefix("Traceback (most recent call last):\n"))
-    columns = _distinct(result.column_names)
+    columns = all_different(result.column_names)
     # A row's values are attributes, which cannot have every name that a column can.
     places = [f"column_{at}" for at in range(len(columns))]
     rows = processor.QueryResultIterator(places, result.batch) if columns else ()
     return Answer(columns, [[vars(row)[place] for place in places] for row in rows])
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    """Names of columns; one that comes again has a number, which gives it no other column's name."""
-    given = list(names)
-    found: list[str] = []
-    for name in given:
-        numbered = (f"{name}_{number}" for number in count(2))
-        is_new = name not in found
-        found.append(name if is_new else next(one for one in numbered if one not in (*given, *found)))
-    return found

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from tracepipe.dataset.places import RANKS, Dataset, files_of
 from tracepipe.errors import LibraryMissing, QueryError
 from tracepipe.present.writing.table_formats import write_table
+from tracepipe.sql.processor import all_different
 from tracepipe.store.views import VIEWS
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Rows:
     def __init__(self, connection: DuckDBPyConnection, question: str, folder: Path, path: str) -> None:
         self._connection, self._question, self._folder, self._path = connection, question, folder, path
         answer = connection.sql(question)
-        self.columns = _all_different(answer.columns)
+        self.columns = all_different(answer.columns)
         """The names, each of which is there once."""
         self._kinds = answer.types
 
@@ -254,18 +255,6 @@ def _value(place: str, kind: DuckDBPyType, form: str) -> str:
 def _name(name: str) -> str:
     """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def _all_different(names: list[str]) -> list[str]:
-    """The names of columns, made unique as a table needs them: `rank`, `rank_2`."""
-    found: list[str] = []
-    for name in names:
-        number, free = 1, name
-        while free in found:
-            number += 1
-            free = f"{name}_{number}"
-        found.append(free)
-    return found
 
 
 @contextmanager

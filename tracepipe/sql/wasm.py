@@ -14,7 +14,7 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import wasmtime
 from perfetto.common.exceptions import PerfettoException
@@ -28,6 +28,7 @@ _LIMIT_BYTES = (4 << 30) - _PAGE_BYTES  # 32-bit addresses; the last page is Ems
 # Emscripten's libc numbers errors as WASI does, not as Linux does.
 _EBADF, _ENOSYS, _ESPIPE = 8, 52, 70
 _STDERR = 2
+_NOTHING_TO_DO = ("environ_get", "fd_close", "fd_sync")
 
 
 class WasmAborted(Exception):
@@ -118,6 +119,8 @@ class EmscriptenModule:
             return known
         if name.startswith("__syscall_"):
             return lambda *_args: -_ENOSYS
+        if name.lstrip("_") in _NOTHING_TO_DO:
+            return lambda *_args: 0
 
         def missing(*args: int) -> None:
             raise WasmAborted(f"host function {name}{args} is not provided")
@@ -137,18 +140,13 @@ class EmscriptenModule:
         self.write(out, struct.pack("<Q", time.time_ns() if realtime else time.monotonic_ns()))
         return 0
 
-    def _host_tzset_js(self, offset: int, daylight: int, standard_name: int, daylight_name: int) -> None:
-        self._put_u32(offset, 0)
-        self._put_u32(daylight, 0)
-        self.write(standard_name, b"UTC\0")
-        self.write(daylight_name, b"UTC\0")
+    def _host_tzset_js(self, *results: int) -> None:
+        for address in results:  # offset, daylight, both names
+            self._put_u32(address, 0)
 
     def _host_environ_sizes_get(self, count: int, size: int) -> int:
         self._put_u32(count, 0)
         self._put_u32(size, 0)
-        return 0
-
-    def _host_environ_get(self, _pointers: int, _strings: int) -> int:
         return 0
 
     def _host_emscripten_get_heap_max(self) -> int:
@@ -184,12 +182,6 @@ class EmscriptenModule:
     def _host_fd_fdstat_get(self, _fd: int, out: int) -> int:
         # struct __wasi_fdstat_t { u8 filetype; u16 flags; u64 rights[2]; }: a regular file, so not a tty
         self.write(out, struct.pack("<B23x", 4))
-        return 0
-
-    def _host_fd_close(self, _fd: int) -> int:
-        return 0
-
-    def _host_fd_sync(self, _fd: int) -> int:
         return 0
 
     def _host_emscripten_err(self, text: int) -> None:
@@ -259,17 +251,10 @@ class _InProcessBackend(TraceProcessorBackend):
             0
         ].metric_result
 
-    def trace_summary(self, specs: Any, metric_ids: Any = None, metadata_query_id: Any = None) -> Any:
-        raise NotImplementedError("trace_summary: use SQL")
+    def _is_not_here(self, *_args: Any, **_named: Any) -> Any:
+        raise NotImplementedError("only SQL is run in this process")
 
-    def enable_metatrace(self) -> Any:
-        raise NotImplementedError("metatrace: the engine runs in this process")
-
-    def disable_and_read_metatrace(self) -> Any:
-        raise NotImplementedError("metatrace: the engine runs in this process")
-
-    def export(self, output_file: Any, export_format: str) -> Any:
-        raise NotImplementedError("export: the engine has no files here")
+    trace_summary = enable_metatrace = disable_and_read_metatrace = export = _is_not_here
 
     def close(self) -> None:
         self._module.close()
@@ -281,9 +266,6 @@ class WasmTraceProcessor(TraceProcessor):
 
     Raises PerfettoException for a trace that the importer refuses, OutputError if this machine has no UI.
     """
-
-    def __init__(self, trace: BinaryIO | Any = None) -> None:
-        super().__init__(trace=trace)
 
     def _create_backend(self, remote: str | None, addr: str | None) -> TraceProcessorBackend:
         return _InProcessBackend(self.protos)
