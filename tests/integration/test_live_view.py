@@ -106,7 +106,7 @@ def watching(command: list[str], **options: object) -> Callable[[], None]:
 
     def child() -> None:
         sink = LiveSink()
-        with live_view(sink, sys.stderr, "a title", **options):  # type: ignore[arg-type]
+        with live_view(sink.snapshot, sys.stderr, "a title", **options):  # type: ignore[arg-type]
             sink.begin(plan(), time.monotonic_ns())
             with subprocess.Popen(command) as process:
                 while process.poll() is None:
@@ -173,7 +173,7 @@ def test_a_line_that_ends_when_the_view_is_closed_is_one_line() -> None:
     def child() -> None:
         CommandOutput.read = read_once  # type: ignore[method-assign]
         sink = LiveSink()
-        with live_view(sink, sys.stderr, "a title"):
+        with live_view(sink.snapshot, sys.stderr, "a title"):
             sink.begin(plan(), time.monotonic_ns())
             os.write(1, b"begun, ")
             assert has_read.wait(PATIENCE_S)
@@ -206,7 +206,7 @@ def test_a_line_without_an_end_is_printed_once() -> None:
         counted("_draw")
         counted("_print")
         sink = LiveSink()
-        with live_view(sink, sys.stderr, "a title", interval_s=0.1):
+        with live_view(sink.snapshot, sys.stderr, "a title", interval_s=0.1):
             sink.begin(plan(), time.monotonic_ns())
             os.write(1, b"no end")
             assert is_drawn_again.wait(PATIENCE_S)
@@ -226,7 +226,7 @@ def test_much_output_is_not_lost() -> None:
 def test_messages_of_our_own_stand_above_the_view_too() -> None:
     def child() -> None:
         sink = LiveSink()
-        with live_view(sink, sys.stderr, "a title"):
+        with live_view(sink.snapshot, sys.stderr, "a title"):
             print("not recorded: cuFoo", file=sys.stderr)
             sink.begin(plan(), time.monotonic_ns())
             calls(sink, 3)
@@ -243,7 +243,7 @@ def test_messages_of_our_own_stand_above_the_view_too() -> None:
 def test_the_terminal_is_given_back_after_an_error() -> None:
     def child() -> None:
         try:
-            with live_view(LiveSink(), sys.stderr, "a title"):
+            with live_view(LiveSink().snapshot, sys.stderr, "a title"):
                 raise OSError("as a capture that cannot begin")
         except OSError as error:
             print("error:", error)
@@ -256,7 +256,7 @@ def test_the_view_takes_no_signals() -> None:
     def child() -> None:
         sink = LiveSink()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with live_view(sink, sys.stderr, "a title"):
+        with live_view(sink.snapshot, sys.stderr, "a title"):
             sink.begin(plan(), time.monotonic_ns())
             print("ready", flush=True)
             received = signal.sigtimedwait({signal.SIGINT}, PATIENCE_S)
@@ -273,7 +273,7 @@ def test_the_view_takes_no_signals() -> None:
 @pytest.mark.parametrize("interval_s", [None, 0.05])
 def test_elsewhere_there_are_plain_tables(interval_s: float | None) -> None:
     out, sink = io.StringIO(), LiveSink()
-    with live_view(sink, out, "a title", interval_s=interval_s):
+    with live_view(sink.snapshot, out, "a title", interval_s=interval_s):
         sink.begin(plan(), time.monotonic_ns())
         calls(sink, 5)
         give_up_s = time.monotonic() + PATIENCE_S

@@ -73,7 +73,7 @@ def live(
         interrupts = _Interrupts()
         with interrupts.counted():
             remarks = watch_recording(
-                lambda totals, title: view(totals, sys.stdout, title, on_unseen=interrupts.end)
+                lambda totals, title: view(totals.snapshot, sys.stdout, title, on_unseen=interrupts.end)
             )
         for line in remarks:
             say(line)
@@ -85,7 +85,9 @@ def live(
             output = OutputNames(request).recording(output) if output else ""
     stream = sys.stderr if request.command else sys.stdout  # the command's output stays unchanged
     title = " ".join(request.command) or title_of(request)
-    summary = watch(request, output, lambda totals: view(totals, stream, title), force=force, notify=say)
+    summary = watch(
+        request, output, lambda totals: view(totals.snapshot, stream, title), force=force, notify=say
+    )
     summary.check()
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)

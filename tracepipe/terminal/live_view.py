@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tracepipe.errors import OutputError
 from tracepipe.sudo import sudo_ids
@@ -109,11 +109,8 @@ _STYLES = {"title": "bold", "head": "dim", "loss": "red"}
 _RATE_NS = 10**9  # rates on the terminal are those of about the last second
 
 
-class Totals(Protocol):
-    """Adds up the totals on another thread."""
-
-    def snapshot(self) -> Snapshot | None:
-        """The current totals; None before there are any."""
+Totals = Callable[[], Snapshot | None]
+"""Returns the current totals, which another thread adds up; None before there are any."""
 
 
 @contextmanager
@@ -154,7 +151,7 @@ def live_view(
                 # If the command did not end its last line, it is ended here.
                 output.terminal.write(rest if rest.endswith("\n") or not rest else rest + "\n")
                 output.terminal.close()
-        if (last := totals.snapshot()) is not None:
+        if (last := totals()) is not None:
             _write_plain(stream, last, view)
 
 
@@ -204,7 +201,7 @@ class _Plain(_Drawing):
     def _run(self) -> None:
         before: Snapshot | None = None
         while not self._poller.poll(1000 * self._interval_s):
-            snapshot = self._totals.snapshot()
+            snapshot = self._totals()
             if snapshot is not None:
                 try:
                     _write_plain(self._stream, snapshot, replace(self._view, before=before))
@@ -255,7 +252,7 @@ class _OnTerminal(_Drawing):
             self._print()
 
     def _draw(self) -> None:
-        snapshot = self._totals.snapshot()
+        snapshot = self._totals()
         self._output.fit()
         if snapshot is None:
             return
