@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,8 @@ from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
 from tracepipe.event.warps import PlacedWarps, at_once
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.recording.account import Account
-from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector, open_recording
+from tracepipe.recording.inputs import InputOptions
+from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector
 from tracepipe.store.args import ArgsWriter
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.samples import SERIES, sample_values
@@ -493,27 +493,14 @@ def _no_time(ts_ns: int) -> Problem:
     return Problem(0, "ts_ns", f"{ts_ns} is not a time of a recording")
 
 
-def build(
-    folder: Path,
-    path: str,
-    source_format: str = "",
-    strict: bool = False,
-    assumed: Mapping[str, int | str] | None = None,
-    progress: Progress | None = None,
-    undated: str = "skip",
-) -> None:
+def build(folder: Path, path: str, how: InputOptions, progress: Progress | None = None) -> None:
     """Read a recording of any input format, and write its tables into a folder.
 
-    `assumed` and `undated` are as in `open_recording`. Raises InputError (with `strict`, on the first bad
-    line), FormatError, ClockError, OutputError and LibraryMissing.
+    Raises InputError (with `how.strict`, on the first bad line), FormatError, ClockError, OutputError and
+    LibraryMissing.
     """
-    with (
-        open_recording(path, source_format, assumed, undated) as opened,
-        no_collector(),
-        Writer(folder) as writer,
-        ArgsWriter(folder) as args,
-    ):
-        reading = Reading(opened, path, strict=strict, progress=progress)
+    with how.open(path) as opened, no_collector(), Writer(folder) as writer, ArgsWriter(folder) as args:
+        reading = Reading(opened, path, strict=how.strict, progress=progress)
         building = _Building(opened, reading, writer, args)
         reading.relieve = building.relieve
         for batch, _ in reading.placed():

@@ -452,9 +452,11 @@ def load_run(
     }
 
     def write(folder: Path) -> None:
-        from tracepipe.store.build import build  # what reads recordings takes long to import
+        # Imports that take long, and that are not needed where the tables are found.
+        from tracepipe.recording.inputs import InputOptions
+        from tracepipe.store.build import build
 
-        build(folder, path, source_format, strict, assumed, progress, undated)
+        build(folder, path, InputOptions(source_format, strict, assumed or {}, undated), progress)
 
     _give_back_at_once()
     folder, is_kept = kept_or_built(path, how, write)
