@@ -14,7 +14,7 @@ import pytest
 from tests.golden.cases import Case, cases, with_sample
 from tests.support.here import read_ranks_here
 from tracepipe.analyses.allocations import DEVICE, MANAGED
-from tracepipe.api.reports import make_of_job
+from tracepipe.api.reports import JobOptions, make_of_job
 from tracepipe.dataset.build import build
 from tracepipe.dataset.places import Dataset, read_rows
 from tracepipe.reports import REPORTS
@@ -52,7 +52,7 @@ class Stated:
         """The tables of `ranks`, of a recording with one GPU and without ranges for steps."""
         if [row["name"] for row in self.steps] != [""]:
             return {}
-        return make_of_job(str(self.dataset.folder), "", top=0, force=False).result.as_json()
+        return make_of_job(str(self.dataset.folder), "", JobOptions(top=0), force=False).result.as_json()
 
     def activity(self, *names: str, key: str = "count") -> int:
         """The sum of some activities of `summary`."""

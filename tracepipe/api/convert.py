@@ -76,14 +76,11 @@ def convert_members(
             f"warps cannot be drawn as {asked.warp_tracks!r}", f"Use one of: {', '.join(WARP_TRACKS)}."
         )
     how = ConversionOptions(
-        asked.source_format,
-        asked.strict,
-        dict(asked.assume_offset),
-        asked.undated,
-        dict(asked.offset),
-        members,
-        asked.compress,
-        LayoutOptions(asked.warp_tracks, asked.thread_exits),
+        **asked.as_read(),
+        offsets=dict(asked.offset),
+        members=members,
+        compress=asked.compress,
+        layout=LayoutOptions(asked.warp_tracks, asked.thread_exits),
     )
     if (len(paths) > 1 or how.offsets or members) and not form.takes_several:
         raise FormatError(f"{format} is made from a single recording", "Convert each recording separately.")
@@ -301,8 +298,7 @@ def cut(
     if not start and not end:
         raise TracepipeError("no stretch of time is given", "Give its start, its end or both.")
     first, last = (moment_of(text) if text else None for text in (start, end))
-    how = options or ReadOptions()
-    wanted = InputOptions(how.source_format, how.strict, dict(how.assume_offset), how.undated)
+    wanted = InputOptions(**(options or ReadOptions()).as_read())
     name = fspath(out)
     with replacing(name, force=force, sources=[fspath(path)], on_terminal=True) as stream:
         into = compressing(stream, name, is_ours=False)

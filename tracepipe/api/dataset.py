@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from tracepipe import paths
 from tracepipe.api.convert import account_lines, convert
@@ -65,13 +65,7 @@ def build_dataset(
     """
     from tracepipe.dataset.build import build
 
-    given: dict[str, Any] = {
-        "source_format": options.source_format,
-        "strict": options.strict,
-        "assumed": options.assume_offset,
-        "undated": options.undated,
-    }
-    return build(inputs, output, jobs=jobs, options=given, progress=progress)
+    return build(inputs, output, jobs=jobs, options=options.as_read(), progress=progress)
 
 
 def query(

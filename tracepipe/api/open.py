@@ -125,5 +125,4 @@ def load(
     """
     from tracepipe.store.run import load_run
 
-    how = options or ReadOptions()
-    return load_run(fspath(path), how.source_format, how.strict, how.assume_offset, progress, how.undated)
+    return load_run(fspath(path), **(options or ReadOptions()).as_read(), progress=progress)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from tracepipe.errors import TracepipeError
 from tracepipe.launchers import RANK_MAX
@@ -79,6 +79,13 @@ class ReadOptions:
         "Treat lines without a time, among lines with one, like this: skip and count them, or place them "
         "between their neighbours.",
         choices=UNDATED, panel=READING)] = UNDATED[0]
+
+    def as_read(self) -> dict[str, Any]:
+        """These options under the names that `recording/` and the store have for them."""
+        return {
+            "source_format": self.source_format, "strict": self.strict,
+            "assumed": dict(self.assume_offset), "undated": self.undated,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
