@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.clocks.common_events import Agreement, CommonEvents, agreement
-from tracepipe.clocks.maps import CRYSTAL_PPM, SNAPSHOT_NS, WANDER_PPM, ClockMap, Pairs, fit, most
+from tracepipe.clocks.maps import CRYSTAL_PPM, SNAPSHOT_NS, WANDER_PPM, ClockMap, Method, Pairs, fit, most
 from tracepipe.clocks.stamp import Clocks
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import Int64s
@@ -273,7 +273,7 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
     if is_of_gpu and base.clocks is not None and one_host is not False:
         # By the other recording's clock pairs near its begin.
         pairs = base.clocks.get(source.clock)
-        if pairs is None or pairs.method != "fit":
+        if pairs is None or pairs.method != Method.FIT:
             return None
         away_ns = max(int(pairs.source_ns[0]) - source.first_ns, source.first_ns - int(pairs.source_ns[-1]))
         if away_ns > _NEAR_NS:

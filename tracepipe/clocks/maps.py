@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -401,6 +402,15 @@ _MILLION = 1_000_000
 _INT64_MAX = (1 << 63) - 1
 
 
+class Method(str, Enum):
+    """How the times of a clock are put on the trace's clock."""
+
+    SAME = "same"
+    OFFSET = "offset"
+    FIT = "fit"
+    ASSUMED = "assumed"
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """trace = trace_ns + (source - source_ns) * rate_num // rate_den."""
@@ -436,7 +446,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClockMap:
-    """The map of one source clock. `method`: same, offset, fit or assumed.
+    """The map of one source clock.
 
     `source_ns` and `trace_ns` are the points between which it is straight, of the shape `(points,)`; a point
     takes 24 bytes with its bounds. There is a segment before each point and one after the last.
@@ -445,7 +455,7 @@ class ClockMap:
     """
 
     clock: str
-    method: str
+    method: Method
     source_ns: Int64s
     trace_ns: Int64s
     from_bound_ns: Int64s | Int32s
@@ -531,7 +541,7 @@ class ClockMap:
         return (rate_num / rate_den - 1) * 1e6
 
 
-def offset_map(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockMap:
+def offset_map(clock: str, method: Method, offset_ns: int, bound_ns: int) -> ClockMap:
     point, bounds_ns = np.zeros(1, np.int64), np.full(2, bound_ns, np.int64)
     return ClockMap(clock, method, point, point + offset_ns, bounds_ns, bounds_ns)
 
@@ -553,7 +563,7 @@ class Fit:
             )
         kept = consistent(cut(pairs.in_order()))
         rate, bound_ppm = _outside(kept)
-        self._map = ClockMap(clock, "fit", kept.source_ns, kept.host_ns, *_bounds(kept), rate, bound_ppm)
+        self._map = ClockMap(clock, Method.FIT, kept.source_ns, kept.host_ns, *_bounds(kept), rate, bound_ppm)
         self._from_bound_ns, self._to_bound_ns = self._map.from_bound_ns, self._map.to_bound_ns
         self._pairs = self._dropped = 0
 

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from tracepipe.clocks import maps
-from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, CollectedPairs, Fit, fit, in_parts, offset_map
+from tracepipe.clocks.maps import (
+    SNAPSHOT_NS,
+    ClockMap,
+    CollectedPairs,
+    Fit,
+    Method,
+    fit,
+    in_parts,
+    offset_map,
+)
 from tracepipe.clocks.warp_times import WarpTimes
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import (
@@ -79,7 +88,7 @@ class Clocks:
         declared = header.declared_clocks
         self.trace_clock = declared[0] if len(declared) == 1 else MONOTONIC
         self.start = header.start
-        self._maps: dict[str, ClockMap] = {self.trace_clock: offset_map(self.trace_clock, "same", 0, 0)}
+        self._maps: dict[str, ClockMap] = {self.trace_clock: offset_map(self.trace_clock, Method.SAME, 0, 0)}
         self._placed: dict[str, int] = {}
         self._warp_times = WarpTimes()
         self._codes: ShapeColumn | None = None
@@ -90,7 +99,7 @@ class Clocks:
         self._drift: ClockMap | None = None
         for clock in HOST_CLOCKS:
             if (offset_ns := self._host_offset_ns(clock)) is not None:
-                self._maps.setdefault(clock, offset_map(clock, "offset", offset_ns, SNAPSHOT_NS))
+                self._maps.setdefault(clock, offset_map(clock, Method.OFFSET, offset_ns, SNAPSHOT_NS))
         if self.trace_clock == MONOTONIC:
             self._maps |= _fitted(pairs)
         for clock, offset in (assumed or {}).items():
@@ -108,7 +117,7 @@ class Clocks:
         """Note the host's clocks at the end: one may have been set, and one counts in sleep."""
         for clock, clock_map in self._maps.items():
             now_ns = _offset_ns(end, clock, self.trace_clock)
-            if clock_map.method == "offset" and now_ns is not None:
+            if clock_map.method == Method.OFFSET and now_ns is not None:
                 moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
                 self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
 
@@ -116,14 +125,14 @@ class Clocks:
         if isinstance(offset, int):
             if abs(offset) >= TIME_LIMIT_NS:
                 raise ClockError(f"cannot place {clock} by {offset} ns", "Give at most 146 years.")
-            return offset_map(clock, "assumed", offset, 0)
+            return offset_map(clock, Method.ASSUMED, offset, 0)
         found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
         if found is None:
             raise ClockError(
                 f"cannot place {clock} by {offset!r}",
                 "Give nanoseconds to add, or a host clock of the header's start.",
             )
-        return offset_map(clock, "assumed", found, 0)
+        return offset_map(clock, Method.ASSUMED, found, 0)
 
     def get(self, clock: str) -> ClockMap | None:
         """The map of `clock`, or None where nothing relates it to the trace clock."""
@@ -191,7 +200,7 @@ class Clocks:
     def _code(self, shape: Shape, _: int) -> int:
         clock = shape.clock or self.default
         clock_map = self._maps.get(clock)
-        if clock_map is not None and clock_map.method == "same":
+        if clock_map is not None and clock_map.method == Method.SAME:
             if shape.type not in HOST_LAYERS or shape.clock is not None or shape.comm is not None:
                 self._note(clock, 0)
             return 0
@@ -250,7 +259,7 @@ class Clocks:
         source_ns = int(events.ts_ns[at])
         self._note(clock, clock_map.bound_at(source_ns))
         events.ts_ns[at] = start_ns = clock_map.place(SourceNs(source_ns))
-        if clock_map.method == "same" or "dur_ns" not in other:
+        if clock_map.method == Method.SAME or "dur_ns" not in other:
             return other
         end_ns = clock_map.place(SourceNs(source_ns + other["dur_ns"]))
         return other | {"dur_ns": max(0, end_ns - start_ns)}
@@ -286,14 +295,15 @@ class Clocks:
         out = []
         for clock, bound_ns in self._placed.items():
             m = self._maps[clock]
-            if m.method == "same" and clock in HOST_CLOCKS:
+            if m.method == Method.SAME and clock in HOST_CLOCKS:
                 continue
-            stated: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
-            if m.method == "fit":
+            stated: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock}
+            stated["method"] = m.method.value
+            if m.method == Method.FIT:
                 stated |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
                 if (drift_ppm := m.drift_ppm) is not None:
                     stated["drift_ppm"] = round(drift_ppm, 3)
-            if m.method != "assumed":
+            if m.method != Method.ASSUMED:
                 stated["bound_ns"] = bound_ns + self._moved.get(clock, 0)
             else:
                 stated["bound"] = "unknown: the offset was assumed"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.clocks.maps import ClockMap
+from tracepipe.clocks.maps import ClockMap, Method
 from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks, SmClocks, WarpReadings
 from tracepipe.event.columns import Bools, Bytes, Int64s, Ints
 from tracepipe.event.model import SourceNs
@@ -65,7 +65,7 @@ class WarpTimes:
             exit_ns=exits,
             **{name: getattr(warps, name) for name in _AS_READ},
         )
-        if clock_map.method != "same":
+        if clock_map.method != Method.SAME:
             placed.bound_ns, placed.source_ns = bound_ns, warps.ts_ns + warps.entry_ns
             placed.offset_ns = self.offsets_ns.setdefault(clock, warps.ts_ns - start_ns - _OFFSET_ROOM_NS)
         elif is_finer:

@@ -52,9 +52,9 @@ class Database:
 
     def __init__(self, stream: BinaryIO) -> None:
         # The name is resolved here, as SQLite would resolve /proc/self/fd itself.
-        name = Path(f"/proc/self/fd/{stream.fileno()}").resolve()
+        file = Path(f"/proc/self/fd/{stream.fileno()}").resolve()
         self._connection = sqlite3.connect(
-            f"file:{quote(str(name))}?mode=ro&immutable=1", uri=True, check_same_thread=False
+            f"file:{quote(str(file))}?mode=ro&immutable=1", uri=True, check_same_thread=False
         )
         self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
@@ -70,7 +70,16 @@ class Database:
                 self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
                 self._connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
                 self._connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
-            self.tables = self._plain_tables()
+            # A virtual table has no root page.
+            found = self._connection.execute(
+                "SELECT name FROM sqlite_master"
+                " WHERE type = 'table' AND rootpage > 0 AND name NOT LIKE 'sqlite_%'"
+            )
+            self.tables: dict[str, tuple[str, ...]] = {}
+            for name in [name for (name,) in found.fetchmany(_TABLES_MAX) if isinstance(name, str)]:
+                columns = self._connection.execute(f"PRAGMA table_xinfo({quoted(name)})")
+                kept = (column[1] for column in columns.fetchmany(_COLUMNS_MAX) if not column[6])
+                self.tables[name] = tuple(kept)
         except BROKEN as e:
             self.close()
             raise InputError(f"cannot be read: {unreadable(e)}", "Export or copy it again.") from e
@@ -84,19 +93,6 @@ class Database:
     def close(self) -> None:
         """Close the database."""
         self._connection.close()
-
-    def _plain_tables(self) -> dict[str, tuple[str, ...]]:
-        # A virtual table has no root page.
-        found = self._connection.execute(
-            "SELECT name FROM sqlite_master"
-            " WHERE type = 'table' AND rootpage > 0 AND name NOT LIKE 'sqlite_%'"
-        )
-        names = [name for (name,) in found.fetchmany(_TABLES_MAX) if isinstance(name, str)]
-        tables = {}
-        for name in names:
-            columns = self._connection.execute(f"PRAGMA table_xinfo({quoted(name)})").fetchmany(_COLUMNS_MAX)
-            tables[name] = tuple(column[1] for column in columns if not column[6])
-        return tables
 
     def _may(self, action: int, of: str | None, name: str | None, _: object, within: str | None) -> int:
         """Whether a part of a statement is allowed. SQLite calls this when it compiles a statement."""

@@ -462,25 +462,24 @@ def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
     return Header.from_record(record), rest
 
 
-def _batches(stream: BinaryIO, parser: _Parser) -> Iterator[SourceBatch]:
-    first = 2
-    for text, offset_bytes, cut in chunks_of_text(stream, CHUNK_BYTES):
-        batch, lines = parser.parse(first, text)
-        batch.offset_bytes, batch.text_bytes = offset_bytes, len(text)
-        if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
-            # Half a line at the very end was left by an interrupted writer.
-            batch.problems[0] = Problem(first, "", "was cut off in the middle of the line")
-        first += lines
-        yield batch
-
-
 def read(stream: BinaryIO) -> Recording:
     """Header and batches of a `tracepipe/1` stream. Raises InputError or FormatError on a bad header."""
     problems: list[Problem] = []
     header, rest = _header(stream, problems)
     parser = _Parser()
-    batches = _batches(cast(BinaryIO, Rejoined(rest, stream)), parser)
-    return Recording(header, with_problems(problems, batches), parser.tables)
+
+    def batches() -> Iterator[SourceBatch]:
+        first = 2
+        for text, offset_bytes, cut in chunks_of_text(cast(BinaryIO, Rejoined(rest, stream)), CHUNK_BYTES):
+            batch, lines = parser.parse(first, text)
+            batch.offset_bytes, batch.text_bytes = offset_bytes, len(text)
+            if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
+                # Half a line at the very end was left by an interrupted writer.
+                batch.problems[0] = Problem(first, "", "was cut off in the middle of the line")
+            first += lines
+            yield batch
+
+    return Recording(header, with_problems(problems, batches()), parser.tables)
 
 
 def sniff(head: bytes) -> bool:

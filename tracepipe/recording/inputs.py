@@ -15,7 +15,7 @@ import numpy as np
 
 from tracepipe import paths
 from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
-from tracepipe.clocks.maps import ClockMap
+from tracepipe.clocks.maps import ClockMap, Method
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
 from tracepipe.event.model import Header, Layers, Problem, SourceNs
@@ -59,7 +59,7 @@ def line_map(at_ns: int, offset_ns: int, drift_ppb: int, bound_ns: int) -> Clock
     """The map of a clock by `ns + offset_ns + (ns - at_ns) * drift_ppb / 10⁹`, to the ns below."""
     point, bounds_ns = np.full(1, at_ns, np.int64), np.full(2, bound_ns, np.int64)
     rate = _BILLION + drift_ppb, _BILLION
-    return ClockMap("", "assumed", point, point + offset_ns, bounds_ns, bounds_ns, rate)
+    return ClockMap("", Method.ASSUMED, point, point + offset_ns, bounds_ns, bounds_ns, rate)
 
 
 Placed = tuple[TraceBatch, list[Problem]]

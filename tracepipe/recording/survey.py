@@ -295,15 +295,13 @@ def _is_of(part: Part, members: Sequence[Part]) -> bool:
     stated = [is_one_host(part.source, one.source) for one in members]
     if True in stated or False in stated:
         return True in stated
-    return not any(_is_elsewhere(part, one) for one in members)
-
-
-def _is_elsewhere(part: Part, one: Part) -> bool:
-    """Whether one tool recorded the same pids at the same time, but not in one capture: on two hosts."""
-    if one.format != part.format or one.capture == part.capture or not one.survey.pids & part.survey.pids:
-        return False
-    is_after = part.survey.first_ns > one.survey.last_ns or one.survey.first_ns > part.survey.last_ns
-    return part.source.clock != one.source.clock or not is_after
+    for one in members:
+        if one.format != part.format or one.capture == part.capture or not one.survey.pids & part.survey.pids:
+            continue
+        is_after = part.survey.first_ns > one.survey.last_ns or one.survey.first_ns > part.survey.last_ns
+        if part.source.clock != one.source.clock or not is_after:
+            return False  # one tool recorded the same pids at the same time, but not in one capture
+    return True
 
 
 @dataclass(slots=True)
