@@ -21,8 +21,9 @@ import re
 from typing import Any, BinaryIO
 
 from tracepipe.event.checks import shown
-from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Record
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Record
 from tracepipe.event.vocabulary import COPY_KINDS
+from tracepipe.readers.bpftrace_records import loss_of
 from tracepipe.readers.recording import BOM, LineReader, Recording, Unusable
 
 HEAD_BYTES = 1 << 16
@@ -56,7 +57,6 @@ _MARK = re.compile(
     + rb"|\b" + _CALL + rb" +" + _KEYS + rb"|\d +" + _CALL + rb" *$"
     rb"|^\d{1,19} {3,}\S|^\d\d:\d\d:\d\d \S.*? \d+ +cu"
 )  # fmt: skip
-_LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
 
 # These calls have no details at their entry. Another call without details may be half of a row.
 _WITHOUT_DETAILS = frozenset({b"cudaStreamCreate", b"cudaEventCreate", b"cudaGetDevice"})
@@ -183,9 +183,8 @@ class TableLines(LineReader):
                 self.records += self._calls.rest()
                 if table == BY_MS:
                     self._last_ns = 0
-        elif lost := _LOST_TEXT.match(text):
-            count, reason = min(int(lost[1]), COUNT_LIMIT), "bpftrace's buffer was full"
-            self.records.append({"type": "loss", "count": count, "reason": reason})
+        elif loss := loss_of(text):
+            self.records.append(loss)
             self._calls.exits_lost = True
         elif _MARK.search(text):
             broken = "was cut off in the middle of the row" if is_cut else "is not a whole row of the table"

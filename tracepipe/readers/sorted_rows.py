@@ -16,7 +16,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import merge
 from typing import Any, BinaryIO, Final, NamedTuple, TypeVar
 
@@ -124,20 +124,8 @@ def rows_of(some: list[SortedRow]) -> Rows:
     return Rows(ts_ns, rank, dur_ns, number, first, list(firsts), Texts.of([row.second for row in some]))
 
 
-@dataclass(slots=True)
-class Run:
-    """The place of a run in the file."""
-
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class RunFile:
-    """A file without a name, and the place for the next run."""
-
-    file: BinaryIO = field(default_factory=lambda: unnamed_file())
-    end: int = 0
+Run = tuple[int, int]
+"""Where a run starts and ends in the file."""
 
 
 class SortedRows:
@@ -148,7 +136,9 @@ class SortedRows:
     def __init__(self) -> None:
         self._waiting: list[SortedRow] = []
         self._bytes = 0
-        self._file: RunFile | None = None
+        self._file: Any = None
+        """A file without a name, if there are runs, and where the next run starts."""
+        self._end = 0
         self._levels: list[list[Run]] = []
         """By level: runs, then runs that were made of `fan_in` of those, and so on."""
 
@@ -168,15 +158,15 @@ class SortedRows:
             self.put_away()
         runs = [run for level in reversed(self._levels) for run in level]
         with naming_the_folder():
-            yield from self._merged(self._file, runs)
-            self._file.file.close()
+            yield from self._merged(runs)
+            self._file.close()
 
     def put_away(self) -> None:
         """Write the rows in memory as a run. Merge runs, if there are many. Raises OutputError."""
         with naming_the_folder():
             if self._file is None:
-                self._file = RunFile()
-            run = self._run(self._file)
+                self._file = unnamed_file()
+            run = self._run()
             for level in itertools.count():
                 if level == len(self._levels):
                     self._levels.append([])
@@ -186,7 +176,7 @@ class SortedRows:
                     break
                 # The order of runs must be kept: the new run is written after the others.
                 self._levels[level] = []
-                run = self._folded(self._file, runs)
+                run = self._folded(runs)
 
     # What the core has too ------------------------------------------------------------------------------
 
@@ -202,17 +192,44 @@ class SortedRows:
         rows, self._waiting, self._bytes = self._waiting, [], 0
         return iter(sorted(rows, key=_order))
 
-    def _run(self, file: RunFile) -> Run:
+    def _run(self) -> Run:
         """Write the rows in memory as a sorted run. Raises OSError."""
-        return _written(file, self._sorted())
+        return self._written(self._sorted())
 
-    def _folded(self, file: RunFile, runs: list[Run]) -> Run:
+    def _folded(self, runs: list[Run]) -> Run:
         """Merge several runs into one. Raises OSError."""
-        return _written(file, merge(*(_rows(file, run) for run in runs), key=_order))
+        return self._written(merge(*map(self._rows, runs), key=_order))
 
-    def _merged(self, file: RunFile, runs: list[Run]) -> Iterator[Rows]:
+    def _merged(self, runs: list[Run]) -> Iterator[Rows]:
         """All rows of runs in order; equal rows in the order of the runs. Raises OSError."""
-        return _given(merge(*(_rows(file, run) for run in runs), key=_order))
+        return _given(merge(*map(self._rows, runs), key=_order))
+
+    def _written(self, rows: Iterator[SortedRow]) -> Run:
+        """Append rows to the file as blocks, each after its size: BLOCK_ROWS rows, or BLOCK_BYTES. Raises
+        OSError.
+        """
+        start, row = self._end, next(rows, None)
+        while row is not None:
+            some: list[tuple[Any, ...]] = []
+            size_bytes = 0
+            while row is not None and len(some) < BLOCK_ROWS and size_bytes < BLOCK_BYTES:
+                some.append(tuple(row))
+                size_bytes += len(row.first) + len(row.second)
+                row = next(rows, None)
+            block = marshal.dumps(some)
+            # Other runs may have been read meanwhile.
+            self._file.seek(self._end)
+            self._end += self._file.write(len(block).to_bytes(_SIZE_BYTES, "little") + block)
+        return start, self._end
+
+    def _rows(self, run: Run) -> Iterator[SortedRow]:
+        """The rows of a run, of which one block is in memory. Raises OSError."""
+        at, end = run
+        while at < end:
+            self._file.seek(at)
+            size = int.from_bytes(self._file.read(_SIZE_BYTES), "little")
+            yield from map(SortedRow._make, marshal.loads(self._file.read(size)))
+            at += _SIZE_BYTES + size
 
 
 def _order(row: SortedRow) -> tuple[int, int, int]:
@@ -233,37 +250,6 @@ def _given(rows: Iterator[SortedRow]) -> Iterator[Rows]:
             some, firsts, size_bytes = [], set(), 0
     if some:
         yield rows_of(some)
-
-
-def _written(file: RunFile, rows: Iterator[SortedRow]) -> Run:
-    """Append rows to the file as blocks, each after its size: BLOCK_ROWS rows, or BLOCK_BYTES. Raises
-    OSError.
-    """
-    run = Run(file.end, file.end)
-    row = next(rows, None)
-    while row is not None:
-        some: list[tuple[Any, ...]] = []
-        size_bytes = 0
-        while row is not None and len(some) < BLOCK_ROWS and size_bytes < BLOCK_BYTES:
-            some.append(tuple(row))
-            size_bytes += len(row.first) + len(row.second)
-            row = next(rows, None)
-        block = marshal.dumps(some)
-        # Other runs may have been read meanwhile.
-        file.file.seek(run.end)
-        run.end += file.file.write(len(block).to_bytes(_SIZE_BYTES, "little") + block)
-    file.end = run.end
-    return run
-
-
-def _rows(file: RunFile, run: Run) -> Iterator[SortedRow]:
-    """The rows of a run, of which one block is in memory. Raises OSError."""
-    at = run.start
-    while at < run.end:
-        file.file.seek(at)
-        size = int.from_bytes(file.file.read(_SIZE_BYTES), "little")
-        yield from map(SortedRow._make, marshal.loads(file.file.read(size)))
-        at += _SIZE_BYTES + size
 
 
 # Rows and bytes of a run in memory; runs that are merged at a time, and the bytes of all of these in memory.
@@ -309,26 +295,26 @@ class NativeSortedRows(SortedRows):
     def _in_memory(self) -> Iterator[Rows]:
         if self._count():
             self._good(self._core.tp_sorted_run(self.at, _NO_FILE, 0))
-            return self._given(_NO_FILE, [Run(0, 0)])
+            return self._given(_NO_FILE, [(0, 0)])
         return iter(())
 
-    def _run(self, file: RunFile) -> Run:
-        start = file.end
-        file.end += self._good(self._core.tp_sorted_run(self.at, file.file.fileno(), start))
-        return Run(start, file.end)
+    def _run(self) -> Run:
+        start = self._end
+        self._end += self._good(self._core.tp_sorted_run(self.at, self._file.fileno(), start))
+        return start, self._end
 
-    def _folded(self, file: RunFile, runs: list[Run]) -> Run:
-        self._merge(file.file.fileno(), runs)
-        start = file.end
-        file.end += self._good(self._core.tp_sorted_fold(self.at, start))
-        return Run(start, file.end)
+    def _folded(self, runs: list[Run]) -> Run:
+        self._merge(self._file.fileno(), runs)
+        start = self._end
+        self._end += self._good(self._core.tp_sorted_fold(self.at, start))
+        return start, self._end
 
-    def _merged(self, file: RunFile, runs: list[Run]) -> Iterator[Rows]:
-        return self._given(file.file.fileno(), runs)
+    def _merged(self, runs: list[Run]) -> Iterator[Rows]:
+        return self._given(self._file.fileno(), runs)
 
     def _merge(self, file: int, runs: list[Run]) -> None:
         """Begin to merge runs."""
-        starts, ends = (np.array([getattr(run, of) for run in runs], np.int64) for of in ("start", "end"))
+        starts, ends = (np.array(column, np.int64) for column in zip(*runs, strict=True))
         read_bytes = min(_READ_BYTES_MAX, MERGED_BYTES // len(runs))
         self._good(
             self._core.tp_sorted_merge(

@@ -73,6 +73,15 @@ def give_to_caller(fd: int) -> None:
             os.fchown(fd, ids.uid, ids.gid)
 
 
+def give_folder_to_caller(folder: Path) -> None:
+    """Give a folder that was made to the user who called sudo. Raises OSError, TracepipeError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        give_to_caller(fd)
+    finally:
+        os.close(fd)
+
+
 @contextmanager
 def writing(what: str) -> Iterator[None]:
     """Turn a system error of writing into an OutputError. A closed pipe needs no message."""
@@ -406,15 +415,11 @@ def made_folder(folder: Path) -> Path:
     for part in (*reversed(folder.parents), folder):
         try:
             part.mkdir()
-            fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            give_folder_to_caller(part)
         except FileExistsError:
             continue  # if it is not a folder, writing into it will report that
         except OSError as e:
             raise OutputError(f"cannot make the folder {part}: {e.strerror}", "Name another with -o.") from e
-        try:
-            give_to_caller(fd)
-        finally:
-            os.close(fd)
     return folder
 
 

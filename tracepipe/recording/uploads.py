@@ -25,7 +25,7 @@ from typing import BinaryIO, Final
 from tracepipe import paths
 from tracepipe.errors import LibraryMissing, OutputError, TracepipeError
 from tracepipe.recording import remote
-from tracepipe.recording.outputs import Notify, free_of, give_to_caller, written_recording
+from tracepipe.recording.outputs import Notify, free_of, give_folder_to_caller, written_recording
 
 _PROGRAMS: Final = {"s3": "aws s3 cp", "gs": "gcloud storage cp"}
 _CODE: Final = (
@@ -207,9 +207,5 @@ def _folder(url: str) -> Path:
             f"{url} cannot be recorded to {tempfile.gettempdir()} first: {e.strerror}",
             "Free some space there, or set TMPDIR.",
         ) from e
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        give_to_caller(fd)
-    finally:
-        os.close(fd)
+    give_folder_to_caller(folder)
     return folder
