@@ -513,7 +513,7 @@ def test_shapes_are_columns(shape_table: ShapeTable) -> None:
     assert table.values("block", numbers)[10:12] == [[4, 5, 6], None]
     assert table.values("grid", numbers)[9:12] == [None, [1, 2, 3], [1, 2, 4]]
     assert table.has_launch(numbers).tolist() == [shape.has_launch for shape in _SHAPES]
-    assert table.has_dur(numbers).tolist() == [shape.has_dur for shape in _SHAPES]
+    assert table.column("has_dur", numbers).tolist() == [shape.has_dur for shape in _SHAPES]
     assert (table.number_of("name", "none"), table.number_of("comm", "none")) == (NO_SUCH, NO_SUCH)
     assert table.number_of("stream", LARGE - 1) not in table.column("stream", numbers)
 

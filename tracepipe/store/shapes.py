@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, Three
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Three
 from tracepipe.event.model import LAYERS
 from tracepipe.store.schema import FRAMES
 
@@ -124,20 +124,9 @@ class ShapeTable:
             return value
         return NONE - 1 - self._larges.index(value) if value in self._larges else NO_SUCH
 
-    @property
-    def frames(self) -> Bytes:
-        """The index in `FRAMES` of each shape's events. Shape `(shapes,)`."""
-        frames: Bytes = self._whole("frame")
-        return frames
-
     def has_launch(self, shapes: Ints) -> Bools:
         """Flags the shapes that have launch ids. Shapes `(n,)`."""
         has: Bools = self.column("has_launch", shapes)
-        return has
-
-    def has_dur(self, shapes: Ints) -> Bools:
-        """Flags the shapes that have a duration. Shapes `(n,)`."""
-        has: Bools = self.column("has_dur", shapes)
         return has
 
     def texts(self, name: str, shapes: Int32s) -> list[str | None]:
@@ -186,6 +175,6 @@ class ShapeTable:
         """By the numbers of process and thread, the number of the last name of the thread."""
         # The name that an annotation gives a thread is not the name of its process.
         comm = self._whole("comm")
-        named = np.flatnonzero((comm != NONE) & (self.frames != FRAMES.index("annotation")))
+        named = np.flatnonzero((comm != NONE) & (self._whole("frame") != FRAMES.index("annotation")))
         pids, tids = self._whole("pid")[named].tolist(), self._whole("tid")[named].tolist()
         return dict(zip(zip(pids, tids, strict=True), comm[named].tolist(), strict=True))

@@ -83,7 +83,7 @@ class Writer:
     def __init__(self, folder: Path) -> None:
         self._con = connect(str(folder / FILE), folder, memory_mb=_WRITING_MB, threads=1)
         for table, columns in TABLES.items():
-            self._con.execute(f'create table "{table}" ({_typed(columns)})')
+            self._con.execute(f'create table "{table}" ({typed(columns)})')
         self._con.execute("begin")
         self._uncommitted = 0
 
@@ -220,7 +220,7 @@ class Writer:
         of NONE; `parent` and `top` have old ids.
         """
         names = ", ".join(f'{"m" if name in _RENUMBERED else "s"}."{name}"' for name in SPANS)
-        self._execute(f"create table renumbered ({_typed(SPANS)})")
+        self._execute(f"create table renumbered ({typed(SPANS)})")
         for first in range(0, len(parent), _RENUMBERED_AT_ONCE):
             part = slice(first, min(first + _RENUMBERED_AT_ONCE, len(parent)))
             given = {
@@ -245,7 +245,8 @@ def _plain(value: object) -> object:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _typed(columns: dict[str, str]) -> str:
+def typed(columns: dict[str, str]) -> str:
+    """Columns and their types, as a statement that makes a table has them."""
     return ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
 
 

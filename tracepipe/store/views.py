@@ -27,7 +27,7 @@ from tracepipe.store.args import (
     three,
 )
 from tracepipe.store.schema import KINDS
-from tracepipe.store.tables import object_column
+from tracepipe.store.tables import object_column, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,6 +222,10 @@ _OF_ARGS: Final = {
     **dict.fromkeys(_SIZES, "bigint"),
 }
 """The columns of arguments."""
+_OF_CLOCKS: Final = {
+    "clock": "varchar", "trace_clock": "varchar", "method": "varchar", "pairs": "bigint",
+    "pairs_dropped": "bigint", "drift_ppm": "double", "bound_ns": "bigint",
+}  # fmt: skip
 # A time that is written in place of `source_ns`, to find its place.
 _MARK: Final = -(1 << 63)
 
@@ -230,8 +234,7 @@ def create(run: Run) -> None:
     """Create the views, and the tables that they need beside those of the store."""
     con = run.store.connection
     con.execute("create schema tracepipe")  # of the tables that no question is about
-    typed = ", ".join(f"{name} {kind}" for name, kind in _OF_ARGS.items())
-    con.execute(f"create table tracepipe.args_values ({typed})")
+    con.execute(f"create table tracepipe.args_values ({typed(_OF_ARGS)})")
     names = ", ".join(f"{name}::{kind}" for name, kind in _OF_ARGS.items())
     rows = _args(run)
     while some := [*islice(rows, _AT_ONCE)]:
@@ -239,22 +242,18 @@ def create(run: Run) -> None:
         con.register("given", {name: object_column(column) for name, column in values})
         con.execute(f"insert into tracepipe.args_values select {names} from given")
         con.unregister("given")
-    con.execute("create table tracepipe.stack_lines (stack integer, python varchar)")
     own = run.stacks.own(np.arange(len(run.stacks))).tolist()
     lines = [(stack, str(run.stacks.frames[at])) for stack, at in enumerate(own) if at != NONE]
-    if lines:
-        con.executemany("insert into tracepipe.stack_lines values (?, ?)", lines)
-    con.execute("create table tracepipe.range_names (number integer, name varchar)")
-    if run.warp_table.range_names:
-        con.executemany(
-            "insert into tracepipe.range_names values (?, ?)", [*enumerate(run.warp_table.range_names)]
-        )
-    con.execute("""create table clocks (clock varchar, trace_clock varchar, method varchar, pairs bigint,
-        pairs_dropped bigint, drift_ppm double, bound_ns bigint)""")
-    keys = ("clock", "trace_clock", "method", "pairs", "pairs_dropped", "drift_ppm", "bound_ns")
-    if run.facts.clocks:
-        stated = [tuple(clock.get(key) for key in keys) for clock in run.facts.clocks]
-        con.executemany("insert into clocks values (?, ?, ?, ?, ?, ?, ?)", stated)
+    ranges = [*enumerate(run.warp_table.range_names)]
+    clocks = [tuple(clock.get(key) for key in _OF_CLOCKS) for clock in run.facts.clocks]
+    for table, kinds, rows_of in (
+        ("tracepipe.stack_lines", {"stack": "integer", "python": "varchar"}, lines),
+        ("tracepipe.range_names", {"number": "integer", "name": "varchar"}, ranges),
+        ("clocks", _OF_CLOCKS, clocks),
+    ):
+        con.execute(f"create table {table} ({typed(kinds)})")
+        if rows_of:
+            con.executemany(f"insert into {table} values ({', '.join('?' * len(kinds))})", rows_of)
     for sql in sorted(_OTHERS, key=lambda sql: "view tracepipe." not in sql):
         con.execute(sql)
     for view, (layer, columns) in _SPANS.items():
