@@ -46,9 +46,4 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-REPORT = Report(
-    "annotations",
-    Options,
-    run,
-    suits=lambda run: len(run.layer("annotation")) > 0,
-)
+REPORT = Report("annotations", Options, run, suits=lambda run: len(run.layer("annotation")) > 0)

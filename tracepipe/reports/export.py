@@ -56,9 +56,4 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-REPORT = Report(
-    "export",
-    Options,
-    run,
-    output=FolderOutput(lambda options: f".{options.format}"),
-)
+REPORT = Report("export", Options, run, output=FolderOutput(lambda options: f".{options.format}"))

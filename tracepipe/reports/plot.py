@@ -46,10 +46,4 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-REPORT = Report(
-    "plot",
-    Options,
-    run,
-    output=FileOutput((".html", ".png", ".svg")),
-    needs=("matplotlib",),
-)
+REPORT = Report("plot", Options, run, output=FileOutput((".html", ".png", ".svg")), needs=("matplotlib",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -40,12 +40,8 @@ COUNT = Column("count", "count", "count")
 SHARE = Column("share_percent", "share", "percent")
 
 
-class Rows(Protocol):
+class Rows(Sized, Iterable[Sequence[Any]], Protocol):
     """Rows of a table, which can be iterated over several times."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Sequence[Any]]: ...
 
 
 @dataclass(slots=True)

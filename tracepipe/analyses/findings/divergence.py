@@ -82,19 +82,17 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     others = int(np.count_nonzero(diverges)) - 2 * kernel.launches.size
     is_of_many = not kernel.lanes_timed and others > MOST_WARPS_SHARE * diverges.size
     ends = [] if is_of_many else list(_ends_of_grid(kernel))
-    found = _of_warps(kernel, np.flatnonzero(diverges), alpha / 2 if ends else alpha, "")
-    for place, rows in ends:
-        found = found or _of_warps(kernel, rows[diverges[rows]], alpha / 4, place)
-    return [] if found is None else [found]
-
-
-def _of_warps(kernel: KernelWarps, warps: Ints, alpha: float, place: str) -> Finding | None:
-    """The finding of warps whose lanes exit at different times. `place` is "first" or "last" where they are
-    that warp of the grid, else empty.
-    """
-    if not warps.size:
-        return None
-    return _timed(kernel, warps, alpha, place) if kernel.lanes_timed else _recorded(kernel, warps, place)
+    every = [("", np.flatnonzero(diverges)), *((place, rows[diverges[rows]]) for place, rows in ends)]
+    for place, warps in every:
+        share = alpha / 4 if place else alpha / 2 if ends else alpha
+        found = None
+        if warps.size and kernel.lanes_timed:
+            found = _timed(kernel, warps, share, place)
+        elif warps.size:
+            found = _recorded(kernel, warps, place)
+        if found is not None:
+            return [found]
+    return []
 
 
 def _ends_of_grid(kernel: KernelWarps) -> Iterator[tuple[str, Ints]]:
@@ -159,14 +157,7 @@ def _recorded(kernel: KernelWarps, warps: Ints, place: str) -> Finding | None:
         is_worth = share >= MIN_SHARE and (idle_share >= MIN_SAVED or is_of_most)
     if not is_worth or delay < kernel.least_ns:
         return None
-    found = Diverging(warps, warps.size, delays, idle_share, *_most_frequent(masks[warps]))
-    return _finding(kernel, found, place)
-
-
-def _most_frequent(masks: Ints) -> tuple[int, float]:
-    """The most frequent of `masks` and its share."""
-    values, counts = np.unique(masks, return_counts=True)
-    return int(values[counts.argmax()]), float(counts.max() / masks.size)
+    return _finding(kernel, Diverging(warps, warps.size, delays, idle_share, masks[warps]), place)
 
 
 def _timed(kernel: KernelWarps, warps: Ints, alpha: float, place: str) -> Finding | None:
@@ -189,17 +180,13 @@ def _timed(kernel: KernelWarps, warps: Ints, alpha: float, place: str) -> Findin
     life = kernel.life_ns[rows[struck]][:, None] if kernel.has_entries else scale
     idle_share = float(np.nansum(late) / max(np.nansum(np.where(np.isnan(late), np.nan, life)), 1.0))
     count = round(struck.size / rows.size * warps.size)
-    mask, share = _most_frequent(masks[struck])
-    diverging = Diverging(rows[struck], count, delays, min(1.0, idle_share), mask, share, p_value, step_ns)
+    idle_share = min(1.0, idle_share)
+    diverging = Diverging(rows[struck], count, delays, idle_share, masks[struck], p_value, step_ns)
     return _finding(kernel, diverging, place)
 
 
-class _Struck(NamedTuple):
-    """Which rows of times diverge, the mask of late lanes for every row, and the p value."""
-
-    rows: Ints
-    masks: Ints
-    p_value: float
+_Struck = tuple[Ints, Ints, float]
+"""Which rows of times diverge, the mask of late lanes for every row, and the p value."""
 
 
 def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
@@ -214,7 +201,7 @@ def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
     if p_value > alpha or split.mean() < MIN_WARPS_SHARE:
         return None
     masks = np.array([_above_gap(row) for row in times], np.int64)
-    return _Struck(np.flatnonzero(split), masks, p_value)
+    return np.flatnonzero(split), masks, p_value
 
 
 def _recurring(times: Floats, alpha: float) -> _Struck | None:
@@ -248,7 +235,7 @@ def _recurring(times: Floats, alpha: float) -> _Struck | None:
     if not usable.size:
         return None
     # Only some of the warps may have late lanes: those are taken, the others are not.
-    return _Struck(np.flatnonzero(delays >= np.quantile(usable, 0.9) / 2), masks, p_value)
+    return np.flatnonzero(delays >= np.quantile(usable, 0.9) / 2), masks, p_value
 
 
 def _above_gap(times: Floats) -> int:
@@ -268,15 +255,13 @@ def _between(times: Floats, masks: Ints) -> Floats:
 
 class Diverging(NamedTuple):
     """Warps whose lanes exit at different times. `rows` are some of them, `warps` is their number; `delays`
-    has a value for each of `rows`, or for all of them. `share` is the share of the warps in which exactly the
-    lanes of `mask` are late."""
+    has a value for each of `rows`, or for all of them, and `masks` have the lanes that are late."""
 
     rows: Ints
     warps: int
     delays: Floats
     idle_share: float
-    mask: int
-    share: float
+    masks: Ints
     p_value: float | None = None
     step_ns: float = 0.0
     """The time between two neighbouring lanes that read the clock in turn; the delays do not contain it."""
@@ -284,7 +269,10 @@ class Diverging(NamedTuple):
 
 def _finding(kernel: KernelWarps, found: Diverging, place: str) -> Finding:
     """Return the finding. `place` is "first" or "last" where only that warp of the grid is affected."""
-    late = [lane for lane in range(LANES) if found.mask >> lane & 1]
+    # The most frequent mask, and its share.
+    masks, counts = np.unique(found.masks, return_counts=True)
+    late_mask, mask_share = int(masks[counts.argmax()]), float(counts.max() / found.masks.size)
+    late = [lane for lane in range(LANES) if late_mask >> lane & 1]
     is_among = np.zeros(kernel.launch.size, np.bool_)
     is_among[found.rows] = True
     mask = int(np.bitwise_or.reduce(kernel.exit_mask[is_among[kernel.exit_warp]]))
@@ -318,8 +306,8 @@ def _finding(kernel: KernelWarps, found: Diverging, place: str) -> Finding:
         f"{where} the lanes exit at different times: {agree(len(named), 'lane|lanes')} {listed(named)} "
         f"({'; '.join(which)}) {order}"
     )
-    if found.share <= 0.99:
-        evidence += f" in {percent(found.share)} of them"
+    if mask_share <= 0.99:
+        evidence += f" in {percent(mask_share)} of them"
     evidence += f", {duration_text(delay)} {than} the others"
     if found.warps > 1:
         evidence += " (median)"
@@ -337,9 +325,9 @@ def _finding(kernel: KernelWarps, found: Diverging, place: str) -> Finding:
         "of": f"{place} warp of the grid" if place else "warps",
         "warps": total,
         "warps_apart": found.warps,
-        "late_lanes_mask": found.mask,
+        "late_lanes_mask": late_mask,
         "late_lanes": late,
-        "late_mask_share": found.share,
+        "late_mask_share": mask_share,
         "stride": stride[0] if stride else None,
         "delay_p50_ns": delay,
         "delay_p95_ns": float(np.quantile(found.delays, 0.95)),
