@@ -11,28 +11,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tracepipe.analyses.findings import divergence, imbalance, stragglers, stride, waves
-from tracepipe.analyses.findings.block_times import lacks_blocks
 from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE, MIN_SAVED, Finding, Saving
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.libraries import np
 
-
-class Finder(NamedTuple):
-    """How one kind is looked for in a kernel whose exits were recorded: `lacks` returns why it cannot be,
-    `find` returns the findings.
-    """
-
-    lacks: Callable[[KernelWarps], str | None]
-    find: Callable[[KernelWarps, float], list[Finding]]
-
-
 FINDERS = {
-    "divergence": Finder(divergence.lacks, divergence.find),
-    "stride": Finder(stride.lacks, stride.find),
-    "straggler": Finder(lacks_blocks, stragglers.find),
-    "wave": Finder(waves.lacks, waves.find),
-    "imbalance": Finder(imbalance.lacks, imbalance.find),
+    "divergence": divergence,
+    "stride": stride,
+    "straggler": stragglers,
+    "wave": waves,
+    "imbalance": imbalance,
 }
+"""Kind → its module. For a kernel with exits, `lacks` returns why the kind cannot be looked for, and `find`
+returns the findings."""
 
 
 class Searched(NamedTuple):

@@ -25,6 +25,7 @@ from tracepipe.analyses.findings.block_times import (
     at_border,
     beyond_others_ns,
     end_delayed_ns,
+    lacks_blocks,
     lateness,
 )
 from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
@@ -141,6 +142,9 @@ LAUNCH_CAUSE = (
 
 BORDER_CAUSE = "bounds checks, partial tiles or halo loads that inner blocks do not have"
 EXITS_ONLY = ", or blocks that started last, as no entries were recorded"
+
+
+lacks = lacks_blocks
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.analyses.findings.kernels import Kernels, kernels_of
@@ -25,17 +25,6 @@ KERNELS_MAX = 6
 WARPS_MAX = 1000
 BINS_MAX = 240
 _IN_BIN = 16
-
-
-class Exits(NamedTuple):
-    """Columns of shape `(warps,)`: place on the grid, first and last exit in ns after the first exit of the
-    launch, and the time from the first lane's exit to the last one's.
-    """
-
-    warp: Ints
-    first_ns: Ints
-    last_ns: Ints
-    spread_ns: Ints
 
 
 def panels(scope: Scope) -> list[Panel]:
@@ -75,8 +64,8 @@ def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
     begin_ns = np.minimum.reduceat(kernel.first_exit_ns, kernel.launch_starts)[kernel.launch_row[rows]]
     first_ns, last_ns = kernel.first_exit_ns[rows] - begin_ns, kernel.last_exit_ns[rows] - begin_ns
     warp = kernel.block[rows] * (int(kernel.warp.max()) + 1) + kernel.warp[rows]
-    exits = Exits(warp, first_ns, last_ns, last_ns - first_ns)
-    count, split = len(warp), int(np.count_nonzero(exits.spread_ns))
+    spread_ns = last_ns - first_ns
+    count, split = len(warp), int(np.count_nonzero(spread_ns))
     if count == 1 and not split:
         return Panel(f"{name}: all lanes of its only warp exit together{scope.place()}")
     launches = int(kernel.launches.size)
@@ -85,8 +74,8 @@ def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
     title = f"{name}: {warps} within {duration_text(int(last_ns.max()))}{scope.place()}"
     how = "Time of each warp's last exit after the first exit of its launch"
     if split:
-        most_ns = int(exits.spread_ns.max())
-        title += f"; in {split:,} of them the lanes exit up to {duration_text(most_ns)} apart"
+        apart = duration_text(int(spread_ns.max()))
+        title += f"; in {split:,} of them the lanes exit up to {apart} apart"
     else:
         title += "; the lanes of each exit together"
     if count > WARPS_MAX:
@@ -97,15 +86,16 @@ def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
         how += "; below it, the time from the first lane's exit to the last one's"
     if kernel.lanes_timed:
         how += ". Each thread was timed separately, so lanes also differ by noise"
-    return Panel(title, f"{how}.", 3.9 if split else 2.7, partial(_draw, exits))
+    return Panel(title, f"{how}.", 3.9 if split else 2.7, partial(_draw, warp, first_ns, last_ns))
 
 
 def _bins(count: int) -> int:
     return min(BINS_MAX, -(-count // _IN_BIN))
 
 
-def _draw(exits: Exits, figure: Figure) -> None:
-    warp, first_ns, last_ns, spread_ns = exits
+def _draw(warp: Ints, first_ns: Ints, last_ns: Ints, figure: Figure) -> None:
+    """Draw warps by their places on the grid: first and last exit, after the first one of the launch."""
+    spread_ns = last_ns - first_ns
     heights = {"height_ratios": [3, 2] if spread_ns.any() else [1]}
     rows = figure.subplots(len(heights["height_ratios"]), 1, sharex=True, squeeze=False, gridspec_kw=heights)
     size_ns, unit = unit_of(float(last_ns.max()))
