@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -70,10 +70,9 @@ def live(
                 "A recording that is read takes no other options than --sort, --top and --interval.",
                 "Write them before the -.",
             )
-        interrupts = _Interrupts()
-        with interrupts.counted():
+        with _counted_interrupts() as end:
             remarks = watch_recording(
-                lambda totals, title: view(totals.snapshot, sys.stdout, title, on_unseen=interrupts.end)
+                lambda totals, title: view(totals.snapshot, sys.stdout, title, on_unseen=end)
             )
         for line in remarks:
             say(line)
@@ -93,30 +92,26 @@ def live(
         raise typer.Exit(summary.exit_code)
 
 
-class _Interrupts:
-    """Ignores the first Ctrl-C, which the terminal also sends to the capture, as the end of its recording is
-    still to come.
+@contextmanager
+def _counted_interrupts() -> Iterator[Callable[[], None]]:
+    """In this context, the first Ctrl-C is ignored: the terminal also sends it to the capture, and the end of
+    its recording is still to come. Gives a function that ends the view now.
     """
+    is_next_ours = False
 
-    def __init__(self) -> None:
-        self._is_next_ours = False
+    def count(number: int, _: FrameType | None) -> None:
+        nonlocal is_next_ours
+        if is_next_ours:
+            raise KeyboardInterrupt
+        is_next_ours = True
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """While the context is open, interrupts are counted."""
-
-        def count(number: int, _: FrameType | None) -> None:
-            if self._is_next_ours:
-                raise KeyboardInterrupt
-            self._is_next_ours = True
-
-        before = signal.signal(signal.SIGINT, count)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def end(self) -> None:
-        """End the view now."""
-        self._is_next_ours = True
+    def end() -> None:
+        nonlocal is_next_ours
+        is_next_ours = True
         os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, count)
+    try:
+        yield end
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -297,14 +297,6 @@ class _Ids:
         return self.ids.buffer_info()[0]
 
 
-@dataclass(slots=True, eq=False)
-class _Gpu:
-    """The tracks of one GPU, and its kernels as four numbers each."""
-
-    tracks: _Ids = field(default_factory=_Ids)
-    kernels: array[int] = field(default_factory=lambda: array("q"))
-
-
 class NativeChromeEvents(ChromeEvents):
     """Writes the elements by `chrome.c`, with the same bytes."""
 
@@ -312,7 +304,8 @@ class NativeChromeEvents(ChromeEvents):
         self._core = core
         self._events = owned(self, core.tp_chrome_new(base_ns), core.tp_chrome_free)
         self._rows = _Ids()
-        self._gpus: dict[int, _Gpu] = {}
+        self._gpus: dict[int, tuple[_Ids, array[int]]] = {}
+        """The tracks of each GPU, and its kernels as four numbers each."""
         self._kernel_count = 0
         self._made: set[int] = set()
         """Arguments whose text Python made."""
@@ -371,20 +364,15 @@ class NativeChromeEvents(ChromeEvents):
         return members(drawn.args_of(event, mark))
 
     def warps(self, changes: WarpChanges) -> None:
-        gpu = self._gpus.setdefault(changes.id, _Gpu())
-        for kernel in changes.kernels[len(gpu.kernels) // 4 :]:
+        ids, kernels = self._gpus.setdefault(changes.id, (_Ids(), array("q")))
+        for kernel in changes.kernels[len(kernels) // 4 :]:
             self.give(KERNELS, self._kernel_count, orjson.dumps(kernel.name)[:-1])
-            gpu.kernels.extend((self._kernel_count, kernel.warps, kernel.grid_x, kernel.grid_y))
+            kernels.extend((self._kernel_count, kernel.warps, kernel.grid_x, kernel.grid_y))
             self._kernel_count += 1
-        view = WarpsView(changes)
-        tracks = gpu.tracks.address_of(changes.tracks)
+        view, tracks = WarpsView(changes), ids.address_of(changes.tracks)
         counter = changes.counter.id if changes.counter_row >= 0 else 0
-        columns = (
-            ctypes.byref(view.changes),
-            ctypes.byref(view.slices),
-            gpu.kernels.buffer_info()[0],
-            tracks,
-        )
+        refs = ctypes.byref(view.changes), ctypes.byref(view.slices)
+        columns = (*refs, kernels.buffer_info()[0], tracks)
         at, count = 0, len(changes.ts_ns)
         while at < count:
             at = checked(self._core.tp_chrome_warps(self._events, *columns, counter, at, count))

@@ -63,20 +63,14 @@ _Caller = tuple[_Thread, tuple[_Range, ...]]
 
 
 @dataclass(slots=True, eq=False)
-class _Drawn:
-    """A range on a stream, with its end so far."""
-
-    range: _Range
-    end_ns: int
-
-
-@dataclass(slots=True, eq=False)
 class _Track:
-    """A row of a stream for the ranges of one thread and domain. `open` are those that have not ended."""
+    """A row of a stream for the ranges of one thread and domain. `open` are those that have not ended, with
+    their ends so far.
+    """
 
     row: int
     last_ns: int = 0
-    open: list[_Drawn] = field(default_factory=list)
+    open: list[tuple[_Range, int]] = field(default_factory=list)
 
 
 class RangesOnGpu:
@@ -192,23 +186,22 @@ class RangesOnGpu:
             if (track := tracks[domain]).row == NO_ROW:
                 continue
             chain, same = innermost.chain(), 0
-            while same < min(len(chain), len(track.open)) and track.open[same].range is chain[same]:
+            while same < min(len(chain), len(track.open)) and track.open[same][0] is chain[same]:
                 same += 1
             self._close(track, same, start_ns)
             begin_ns = max(start_ns, track.last_ns)
             for one in chain[same:]:
                 self._ops.append(op_of(BEGIN, track.row, begin_ns, self._rows.name(one.name), NONE))
-                track.open.append(_Drawn(one, begin_ns))
+                track.open.append((one, begin_ns))
                 track.last_ns = begin_ns
-            for drawn in track.open:
-                drawn.end_ns = max(drawn.end_ns, end_ns)
+            track.open = [(one, max(until_ns, end_ns)) for one, until_ns in track.open]
 
     def _close(self, track: _Track, depth: int, before_ns: int) -> None:
         """End the ranges that are open from a depth on, at the end of their last work, but before a time."""
         while len(track.open) > depth:
-            drawn = track.open.pop()
-            end_ns = max(track.last_ns, min(drawn.end_ns, before_ns))
-            self._ops.append(op_of(END, track.row, end_ns, self._rows.name(drawn.range.name), NONE))
+            ended, until_ns = track.open.pop()
+            end_ns = max(track.last_ns, min(until_ns, before_ns))
+            self._ops.append(op_of(END, track.row, end_ns, self._rows.name(ended.name), NONE))
             track.last_ns = end_ns
 
     def finish(self, end_ns: int) -> None:
