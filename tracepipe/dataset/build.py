@@ -66,13 +66,19 @@ def build(
     `load_run`; `progress` is called with the bytes of the recordings that are done, and of all. Raises
     InputError for a path where nothing is, OutputError.
     """
-    sources = list(_sources(paths, output))
+    sources: dict[str, tuple[Source, str]] = {}
+    for path in paths:
+        found, root = _found_at(path, output)
+        for source in found:
+            sources.setdefault(source.path, (source, root))
     dataset = Dataset.made(output)
     dataset.clear()
     there = {one.rank: one for one in dataset.rank_rows()}
     known = {one.recording for one in there.values()}
     # An object without a version may be another one each time.
-    wanted = [(source, root) for source, root in sources if source not in known or source.version == ""]
+    wanted = [
+        (source, root) for source, root in sources.values() if source not in known or source.version == ""
+    ]
     adding = _Adding(dataset, there, options or {}, progress, sum(source.size_bytes for source, _ in wanted))
     unfinished = adding.add(wanted, min(jobs or len(os.sched_getaffinity(0)), len(wanted)))
     for one in unfinished:  # one of them broke the pool: alone, each answers for itself
@@ -83,55 +89,39 @@ def build(
     return Built(aligned, ranks, adding.written, len(sources) - len(wanted), adding.left_out)
 
 
-def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
-    """The recordings, each with the folder that it was found below. Raises InputError."""
-    found: dict[str, tuple[Source, str]] = {}
-    for path in paths:
-        for source, root in (_objects if remote.is_url(path) else _files)(path, output):
-            found.setdefault(source.path, (source, root))
-    yield from found.values()
+def _found_at(path: str, output: str) -> tuple[list[Source], str]:
+    """The recordings at a path or URL, or below that folder, and the folder. Raises InputError."""
+    if remote.is_url(path):
+        there, root = remote.found(path), path.rstrip("/")
+        if not there.is_folder:
+            return [Source.of_object(there)], path.rpartition("/")[0]
+        found = [
+            Source.of_object(one) for one in remote.listed(path) if _is_named(one.url.removeprefix(root))
+        ]
+    else:
+        is_folder = paths.is_folder(path)
+        root = str((Path(path) if is_folder else Path(path).parent).absolute())
+        files = sorted(_below(Path(path), Path(output))) if is_folder else [Path(path)]
+        found = list(map(_source_of, files))
+    if not found:
+        raise InputError(
+            "holds no recordings",
+            f"Name the files. Of a folder, only files that end with {', '.join(ENDINGS)} are read.",
+            path=path,
+        )
+    return found, root
 
 
-def _files(path: str, output: str) -> Iterator[tuple[Source, str]]:
-    """The recordings at a path, each with its folder."""
-    files, root = [Path(path)], Path(path).parent
-    if paths.is_folder(path):
-        files, root = sorted(_below(Path(path), Path(output))), Path(path)
-        if not files:
-            raise _holds_none(path)
-    for file in files:
-        try:
-            yield Source.of(str(file.absolute())), str(root.absolute())
-        except OSError as e:
-            raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
+def _source_of(file: Path) -> Source:
+    try:
+        return Source.of(str(file.absolute()))
+    except OSError as e:
+        raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
 
 
-def _objects(url: str, _: str) -> Iterator[tuple[Source, str]]:
-    """The recordings at a URL, each with its folder."""
-    there = remote.found(url)
-    if not there.is_folder:
-        yield Source.of_object(there), url.rpartition("/")[0]
-        return
-    base = url.rstrip("/")
-    objects = [one for one in remote.listed(url) if _is_recording(one.url.removeprefix(base))]
-    if not objects:
-        raise _holds_none(url)
-    for one in objects:
-        yield Source.of_object(one), base
-
-
-def _is_recording(place: str) -> bool:
+def _is_named(place: str) -> bool:
     """Whether what lies there below a folder is named as recordings are, and nothing of it is hidden."""
-    parts = place.split("/")
-    return place.endswith(ENDINGS) and not any(part.startswith(".") for part in parts)
-
-
-def _holds_none(path: str) -> InputError:
-    return InputError(
-        "holds no recordings",
-        f"Name the files. Of a folder, only files that end with {', '.join(ENDINGS)} are read.",
-        path=path,
-    )
+    return place.endswith(ENDINGS) and not any(part.startswith(".") for part in place.split("/"))
 
 
 def _below(folder: Path, output: Path) -> Iterator[Path]:

@@ -248,18 +248,13 @@ class Dataset:
         The row in `ranks` goes first and comes last: a build that ends in between leaves no rank that is half
         old and half new.
         """
-        self.remove_rank(host, rank)
-        files = {file.stem: file for file in made.glob("*.parquet")}
-        for layer in sorted(files, key=lambda name: name == RANKS):
-            target = self.part(layer, host, rank)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            files[layer].replace(target)
-
-    def remove_rank(self, host: str, rank: int) -> None:
-        """Remove all files of a rank."""
         for layer in sorted(self.layers(), key=lambda name: name != RANKS):
             self.part(layer, host, rank).unlink(missing_ok=True)
             folder = self.part(layer, host, rank).parent
             for empty in (folder, folder.parent):
                 if paths.is_folder(empty) and not any(empty.iterdir()):
                     empty.rmdir()
+        for file in sorted(made.glob("*.parquet"), key=lambda file: (file.stem == RANKS, file.stem)):
+            target = self.part(file.stem, host, rank)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)

@@ -8,7 +8,6 @@ collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -67,7 +66,13 @@ def renumber(dataset: Dataset) -> None:
     references: dict[_Key, Int64s] = {}
     firsts: dict[tuple[str, int], dict[_Key, tuple[int, int]]] = {}
     for host, rank in dataset.ranks():
-        for key, first, ends_ns in _ends(dataset, host, rank):
+        file = dataset.part(LAYER, host, rank)
+        if not file.is_file():
+            continue
+        with asking(file) as connection:
+            found = connection.execute(_UNNUMBERED).fetchall()
+        for operation, group, first, ends in found:
+            key, ends_ns = (operation, group), np.array(ends[:_ENDS_MAX], np.int64)
             reference = references.setdefault(key, ends_ns)
             shift = 0 if reference is ends_ns else shift_of(ends_ns, reference)
             firsts.setdefault((host, rank), {})[key] = first, shift
@@ -77,17 +82,6 @@ def renumber(dataset: Dataset) -> None:
         moves = {key: shift - least[key] - first for key, (first, shift) in of.items()}
         if any(moves.values()):
             _move(dataset, host, rank, moves)
-
-
-def _ends(dataset: Dataset, host: str, rank: int) -> Iterator[tuple[_Key, int, Int64s]]:
-    """For each operation and group of a rank without numbers: the first `nth`, and the ends in that order."""
-    file = dataset.part(LAYER, host, rank)
-    if not file.is_file():
-        return
-    with asking(file) as connection:
-        rows = connection.execute(_UNNUMBERED).fetchall()
-    for operation, group, first, ends_ns in rows:
-        yield (operation, group), first, np.array(ends_ns[:_ENDS_MAX], np.int64)
 
 
 def _move(dataset: Dataset, host: str, rank: int, moves: dict[_Key, int]) -> None:

@@ -95,23 +95,9 @@ def stragglers(ranks: Columns) -> Iterator[Straggler]:
     `queries.RANKS`, and `behaviour`.
     """
     for peers in _peers(ranks):
-        if not is_judged(peers):
-            continue
-        steps, step_ns = _steps(peers)
-        for name in COMPARED:
-            own_ns = peers[name] / steps
-            us, us2 = (peers[name.replace("_ns", unit)] for unit in ("_us", "_us2"))
-            error_ns = _errors_ns(np.maximum(us2 - us / steps * us, 0) * 1e6, steps, own_ns, step_ns)
-            hidden_ns = _hidden_ns(peers) if name in _IDLE else np.zeros(len(steps))
-            for at in np.flatnonzero(_is_slower(own_ns, error_ns, hidden_ns, step_ns)).tolist():
-                yield _straggler(peers, at, name)
-
-
-def is_judged(peers: Columns) -> bool:
-    """Whether the steps of ranks that do the same work, or their number, tell how much times differ without a
-    reason.
-    """
-    return len(peers["rank"]) >= _FEW_RANKS or bool(peers["steps"].max() != 1)
+        for name in COMPARED if peers.are_judged else ():
+            for at in np.flatnonzero(peers.are_slower(name)).tolist():
+                yield peers.straggler(at, name)
 
 
 def longest_unjudged(ranks: Columns) -> Straggler | None:
@@ -120,91 +106,88 @@ def longest_unjudged(ranks: Columns) -> Straggler | None:
     """
     found = []
     for peers in _peers(ranks):
-        if is_judged(peers):
-            continue
-        steps, step_ns = _steps(peers)
-        for name in COMPARED:
-            own_ns = peers[name] / steps
-            at = int(own_ns.argmax())
-            if own_ns[at] - _median(own_ns) > max(_OF_STEP * step_ns, _OF_USUAL * _median(own_ns)):
-                found.append(_straggler(peers, at, name))
+        for name in () if peers.are_judged else COMPARED:
+            own_ns = peers.means_ns(name)
+            at, usual_ns = int(own_ns.argmax()), _median(own_ns)
+            if own_ns[at] - usual_ns > max(_OF_STEP * peers.step_ns, _OF_USUAL * usual_ns):
+                found.append(peers.straggler(at, name))
     return max(found, key=lambda one: one.excess_ns, default=None)
 
 
-def _peers(ranks: Columns) -> Iterator[Columns]:
+def _peers(ranks: Columns) -> Iterator[_Peers]:
     """Ranks that do the same work, where there are several."""
     for number in np.unique(ranks["behaviour"]):
         own = np.flatnonzero(ranks["behaviour"] == number)
         if len(own) > 1:
-            yield {name: column[own] for name, column in ranks.items()}
+            yield _Peers({name: column[own] for name, column in ranks.items()})
 
 
-def _steps(peers: Columns) -> tuple[NDArray[np.int64], float]:
-    """How many steps each of some ranks has, and how long one usually is."""
-    steps = peers["steps"].clip(1)
-    return steps, _median(peers["step_ns"] / steps)
-
-
-def _straggler(peers: Columns, at: int, name: str) -> Straggler:
-    """One of some peers, by a time of COMPARED."""
-    steps, _ = _steps(peers)
-    own_ns = peers[name] / steps
-    costs_ns = int(peers["made_wait_ns"][at] // steps[at])
-    rank, times_ns = int(peers["rank"][at]), (round(own_ns[at]), round(_median(own_ns)))
-    return Straggler((rank,), SLOWER[name], *times_ns, len(steps), costs_ns)
-
-
-def _errors_ns(
-    squares: NDArray[np.float64], steps: NDArray[np.int64], own_ns: NDArray[np.float64], step_ns: float
-) -> NDArray[np.float64]:
-    """How far the difference of each peer from the others may be chance. Shapes `(peers,)`.
-
-    `squares` are sums of squared distances from the peer's mean. Sums of few steps say little, and the less
-    the smaller they are. So the variance of all peers is a lower limit for each, and Student's distribution
-    gives the limit of a difference.
+class _Peers:
+    """Ranks that do the same work, how many `steps` each has, and how long one usually is. Columns have the
+    shape `(peers,)`.
     """
-    free = int((steps - 1).sum())
-    if not free:
-        # Only peers tell how much one step differs from others, and long ones do by more than short ones.
-        least_ns, usual_ns = _OF_STEP * step_ns, _median(own_ns)
-        ratios = np.log((own_ns + least_ns) / (usual_ns + least_ns))
-        limit = min(_DEVIATIONS * _DEVIATION * _median(np.abs(ratios)), _POWER_MAX)
-        return np.full(len(steps), math.expm1(limit) * (usual_ns + least_ns))
-    variance = np.maximum(squares.sum() / free, squares / np.maximum(steps - 1, 1))
-    # The usual time is as uncertain as a single rank's, if it is one rank. A µs is added, as squares are of
-    # whole µs.
-    error_ns = np.sqrt(variance / steps * (1 + 2 / len(steps))) + 1_000
-    # Wallace's approximation of that distribution, which is finite for any number that is free.
-    power = min((_ERRORS * (8 * free + 3) / (8 * free + 1)) ** 2 / free, _POWER_MAX)
-    limit_ns: NDArray[np.float64] = np.sqrt(free * np.expm1(power)) * error_ns
-    return limit_ns
 
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self.steps: NDArray[np.int64] = columns["steps"].clip(1)
+        self.step_ns = _median(self.means_ns("step_ns"))
 
-def _hidden_ns(peers: Columns) -> NDArray[np.float64]:
-    """How long other peers' GPUs work where those of each peer may idle. Shape `(peers,)`.
+    @property
+    def are_judged(self) -> bool:
+        """Whether their steps, or their number, tell how much times differ without a reason."""
+        return len(self.steps) >= _FEW_RANKS or bool(self.steps.max() != 1)
 
-    While a GPU works, it hides what the host does. If one rank's GPU is slow, the GPUs of its peers idle
-    longer than its own, and no host is slow.
-    """
-    steps, _ = _steps(peers)
-    work_ns = np.sum([peers[name] / steps for name in _WORK], axis=0)
-    hidden_ns: NDArray[np.float64] = np.maximum(-_median(-work_ns) - work_ns, 0)  # of two ranks, the slower
-    return hidden_ns
+    def means_ns(self, name: str) -> NDArray[np.float64]:
+        """The mean time of one step."""
+        means_ns: NDArray[np.float64] = self._columns[name] / self.steps
+        return means_ns
 
+    def straggler(self, at: int, name: str) -> Straggler:
+        """One of them, by a time of COMPARED."""
+        own_ns = self.means_ns(name)
+        costs_ns = int(self._columns["made_wait_ns"][at] // self.steps[at])
+        rank, times_ns = int(self._columns["rank"][at]), (round(own_ns[at]), round(_median(own_ns)))
+        return Straggler((rank,), SLOWER[name], *times_ns, len(self.steps), costs_ns)
 
-def _is_slower(
-    own_ns: NDArray[np.float64],
-    error_ns: NDArray[np.float64],
-    hidden_ns: NDArray[np.float64],
-    step_ns: float,
-) -> NDArray[np.bool_]:
-    """Which of some peers are slower than the others. Shapes `(peers,)`."""
-    usual_ns = _median(own_ns)
-    more_ns = own_ns - usual_ns
-    deviation_ns = _DEVIATION * _median(np.abs(more_ns))
-    least_ns = max(_OF_STEP * step_ns, _OF_USUAL * usual_ns, _DEVIATIONS * deviation_ns)
-    is_slower: NDArray[np.bool_] = more_ns - hidden_ns > np.maximum(least_ns, error_ns)
-    return is_slower
+    def are_slower(self, name: str) -> NDArray[np.bool_]:
+        """Which of them have a longer time of COMPARED than the others."""
+        own_ns, hidden_ns = self.means_ns(name), np.zeros(len(self.steps))
+        if name in _IDLE:
+            # While a GPU works, it hides what the host does. If one rank's GPU is slow, the GPUs of its peers
+            # idle longer than its own, and no host is slow. Of two ranks, the slower counts.
+            work_ns = np.sum([self.means_ns(of) for of in _WORK], axis=0)
+            hidden_ns = np.maximum(-_median(-work_ns) - work_ns, 0)
+        usual_ns = _median(own_ns)
+        more_ns = own_ns - usual_ns
+        deviation_ns = _DEVIATION * _median(np.abs(more_ns))
+        least_ns = max(_OF_STEP * self.step_ns, _OF_USUAL * usual_ns, _DEVIATIONS * deviation_ns)
+        is_slower: NDArray[np.bool_] = more_ns - hidden_ns > np.maximum(least_ns, self._errors_ns(name))
+        return is_slower
+
+    def _errors_ns(self, name: str) -> NDArray[np.float64]:
+        """How far the difference of each from the others may be chance.
+
+        Sums of few steps say little, and the less the smaller they are. So the variance of all peers is a
+        lower limit for each, and Student's distribution gives the limit of a difference.
+        """
+        steps, own_ns = self.steps, self.means_ns(name)
+        us, us2 = (self._columns[name.replace("_ns", unit)] for unit in ("_us", "_us2"))
+        squares = np.maximum(us2 - us / steps * us, 0) * 1e6  # sums of squared distances from the mean
+        free = int((steps - 1).sum())
+        if not free:
+            # Only peers tell how much one step differs from others, and long ones do by more than short ones.
+            least_ns, usual_ns = _OF_STEP * self.step_ns, _median(own_ns)
+            ratios = np.log((own_ns + least_ns) / (usual_ns + least_ns))
+            limit = min(_DEVIATIONS * _DEVIATION * _median(np.abs(ratios)), _POWER_MAX)
+            return np.full(len(steps), math.expm1(limit) * (usual_ns + least_ns))
+        variance = np.maximum(squares.sum() / free, squares / np.maximum(steps - 1, 1))
+        # The usual time is as uncertain as a single rank's, if it is one rank. A µs is added, as squares are
+        # of whole µs.
+        error_ns = np.sqrt(variance / steps * (1 + 2 / len(steps))) + 1_000
+        # Wallace's approximation of that distribution, which is finite for any number that is free.
+        power = min((_ERRORS * (8 * free + 3) / (8 * free + 1)) ** 2 / free, _POWER_MAX)
+        limit_ns: NDArray[np.float64] = np.sqrt(free * np.expm1(power)) * error_ns
+        return limit_ns
 
 
 def slow_links(groups: Columns, members: Columns, steps: int) -> Iterator[Straggler]:

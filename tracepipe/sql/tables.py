@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracepipe.dataset.places import RANKS, Dataset, files_of
-from tracepipe.errors import LibraryMissing, QueryError
+from tracepipe.errors import QueryError
 from tracepipe.present.writing.table_formats import write_table
 from tracepipe.sql.processor import all_different
+from tracepipe.store.tables import connect
 from tracepipe.store.views import VIEWS
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from tracepipe.store.run import Run
 
 _ROWS_OF_PART: Final = 1 << 13
-_MEMORY_BYTES, _MEMORY_OF_THREAD_BYTES = 1 << 30, 256 << 20
+_MEMORY_MB, _MEMORY_OF_THREAD_MB = 1_074, 268
 _ALIGNMENT: Final = "alignment"
 _DATASET, _ANSWER = "dataset", "answer"
 _SHOW: Final = re.compile(r"\s*show\s+tables\s*;?\s*", re.IGNORECASE)
@@ -114,14 +115,16 @@ def query_dataset(path: str, sql: str) -> Iterator[Rows]:
 
     Raises QueryError, also from the rows, InputError where there is no dataset, LibraryMissing.
     """
-    dataset, duckdb = Dataset.opened(path), _duckdb()
+    dataset, threads = Dataset.opened(path), len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as scratch:
         folder = Path(scratch)
         link = folder / _DATASET
         link.symlink_to(dataset.folder.absolute(), target_is_directory=True)
-        connection = duckdb.connect(":memory:", config=_settings())
+        memory_mb = _MEMORY_MB + threads * _MEMORY_OF_THREAD_MB
+        connection = connect(":memory:", folder, memory_mb=memory_mb, threads=threads)
         try:
             with _translated(str(link), path):
+                connection.execute("set allow_community_extensions = false")
                 _open_only(connection, folder)
                 _make_tables(connection, dataset, link)
                 rows = _answer(connection, sql, folder, path)
@@ -140,7 +143,6 @@ def query_recording(run: Run, sql: str) -> Iterator[Rows]:
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as scratch:
         folder, connection = Path(scratch), run.connection
         with _translated("", ""):
-            connection.execute("set python_enable_replacements = false")
             _open_only(connection, folder)
             rows = _answer(connection, sql, folder, "")
         yield rows
@@ -148,41 +150,22 @@ def query_recording(run: Run, sql: str) -> Iterator[Rows]:
 
 def is_about_tables(sql: str) -> bool:
     """Whether some SQL is about the tables of recordings, and names no other ones."""
-    duckdb = _duckdb()
-    try:
-        statements = [statement.query for statement in duckdb.extract_statements(sql)]
-        with duckdb.connect(":memory:") as connection:
-            named = {name.lower() for one in statements for name in connection.get_table_names(one)}
-    except duckdb.Error:
-        return False  # Perfetto has other statements
-    return named <= set(VIEWS) if named else _SHOW.fullmatch(sql) is not None
-
-
-def _duckdb() -> Any:
-    try:
+    with connect(":memory:", Path(tempfile.gettempdir()), memory_mb=_MEMORY_MB) as connection:
         import duckdb
-    except ImportError as e:
-        raise LibraryMissing(f"duckdb cannot be imported: {e}", "pip install duckdb") from e
-    return duckdb
 
-
-def _settings() -> dict[str, Any]:
-    threads = len(os.sched_getaffinity(0))
-    memory_bytes = _MEMORY_BYTES + threads * _MEMORY_OF_THREAD_BYTES
-    return {
-        "threads": threads,
-        "memory_limit": f"{memory_bytes >> 20}MiB",
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "allow_community_extensions": False,
-        "arrow_large_buffer_size": True,
-        "python_enable_replacements": False,  # else names of tables may be those of variables here
-    }
+        try:
+            statements = [statement.query for statement in duckdb.extract_statements(sql)]
+            named = {name.lower() for one in statements for name in connection.get_table_names(one)}
+        except duckdb.Error:
+            return False  # Perfetto has other statements
+    return named <= set(VIEWS) if named else _SHOW.fullmatch(sql) is not None
 
 
 def _open_only(connection: DuckDBPyConnection, folder: Path) -> None:
     """Let DuckDB open nothing but a dataset and its answer from here on; no setting can undo this."""
     (folder / _ANSWER).mkdir()
+    # Else names of tables may be those of variables here.
+    connection.execute("set python_enable_replacements = false")
     allowed = ", ".join(_text(f"{folder / name}/") for name in (_DATASET, _ANSWER))
     connection.execute(f"set temp_directory = {_text(str(folder / 'spill'))}")
     connection.execute(f"set allowed_directories = [{allowed}]")
@@ -221,7 +204,8 @@ def _select(connection: DuckDBPyConnection, layer: str, files: str) -> str:
 
 def _answer(connection: DuckDBPyConnection, sql: str, folder: Path, path: str) -> Rows:
     """Run all statements but the last, whose rows are returned. Raises QueryError where one is no SELECT."""
-    duckdb = _duckdb()
+    import duckdb
+
     connection.execute("set lock_configuration = true")
     statements = duckdb.extract_statements(sql)
     if not statements:
@@ -260,7 +244,8 @@ def _name(name: str) -> str:
 @contextmanager
 def _translated(link: str, path: str) -> Iterator[None]:
     """Raise DuckDB's errors as QueryError with the path of the dataset, and Ctrl-C as KeyboardInterrupt."""
-    duckdb = _duckdb()
+    import duckdb
+
     try:
         yield
     except duckdb.InterruptException as e:
