@@ -16,7 +16,9 @@ SOURCE = Path(__file__).parents[2] / "fixtures/capture-h200/vec_add.cu"
 
 @pytest.mark.parametrize("section", ["kernel_trace", "kernelretsnoop"])
 def test_the_commands_of_a_page_run(bench: Bench, section: str, tmp_path: Path) -> None:
-    pytest.importorskip("scipy", reason="no scipy (pip install 'tracepipe[reports]')")  # for `tracepipe warps`
+    pytest.importorskip(
+        "scipy", reason="no scipy (pip install 'tracepipe[reports]')"
+    )  # for `tracepipe warps`
     shutil.copy(bench.built("vec_add", source=SOURCE), tmp_path)
     found = section_blocks("docs/coming-from.md", section)
     lines = [line for place, some in found if place == ON_GPU for line in some]

@@ -22,6 +22,7 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import Warps
 from tracepipe.readers.recording import cut_text
+from tracepipe.readers.sqlite_sidecars import recovered
 from tracepipe.units import counted
 
 Values = tuple[Any, ...]
@@ -53,8 +54,12 @@ class Database:
     def __init__(self, stream: BinaryIO) -> None:
         # The name is resolved here, as SQLite would resolve /proc/self/fd itself.
         file = Path(f"/proc/self/fd/{stream.fileno()}").resolve()
+        copy = recovered(file)
+        self.is_recovered = copy is not None
+        """Whether its writer did not close it, and SQLite recovered what it had committed."""
+        how = "mode=ro&immutable=1" if copy is None else "mode=rw"
         self._connection = sqlite3.connect(
-            f"file:{quote(str(file))}?mode=ro&immutable=1", uri=True, check_same_thread=False
+            f"file:{quote(str(copy or file))}?{how}", uri=True, check_same_thread=False
         )
         self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
@@ -275,6 +280,10 @@ class EventRows:
         self._ends: list[tuple[int, int, Shape, Callable[[], None] | None]] = []
         self._open: dict[Any, list[int]] = {}
         """By thread or process: the ends of the open ranges."""
+        if database.is_recovered:
+            self.say(
+                "its exporter was killed or still runs: SQLite recovered a copy, which has what was committed"
+            )
 
     def shape(self, key: object, make: Callable[[], Shape]) -> int:
         """The number of the shape that `make` returns. It is called once for each key."""

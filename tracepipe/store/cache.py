@@ -20,6 +20,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -62,7 +63,10 @@ def key_of(path: str, how: Mapping[str, object]) -> str | None:
         return None
     if is_url(path) or not stat.S_ISREG(found.st_mode) or found.st_size < _LEAST_BYTES:
         return None
-    identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    identity = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+    for sidecar in Path(path + "-wal"), Path(path + "-journal"):  # of a database that was not closed
+        with suppress(OSError):
+            identity += [sidecar.stat().st_size, sidecar.stat().st_mtime_ns]
     parts = [__version__, VERSION, os.path.realpath(path), path, *identity, sorted(how.items())]
     return hashlib.sha256(json.dumps(parts, default=str).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
