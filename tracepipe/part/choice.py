@@ -68,7 +68,7 @@ CALL, WORK, MATCHED, WHOLE, COUNTER, FLOW_START, FLOW_END, OF_THREAD, MEMORY, SW
 )
 
 Thread = tuple[int | None, int | None]
-Spans = dict[str, Int64s]
+Spans = dict[str, Ints]
 """Columns of shape `(n,)`: `begin_ns` and `end_ns`; `begin` and `end`, which are rows of the recording, or
 NONE; `launch`; and `of_launch`: CALL, WORK, or 0 without a launch.
 """
@@ -145,7 +145,10 @@ class Calls:
     def __init__(self) -> None:
         self._nesting = new_nesting()
         self._rows: dict[object, int] = {}
-        self.open: Spans = dict.fromkeys((*_SPANS, "slice"), _none(0))
+        self.open: Spans = {
+            **dict.fromkeys((*_SPANS, "slice"), _none(0)),
+            "of_launch": np.zeros(0, np.uint16),
+        }
         """The slices without an end so far, in the order of their begins; `slice` is their number."""
 
     def add_shape(self, number: int, shape: Shape) -> bool:
@@ -168,7 +171,7 @@ class Calls:
         """Drop all shapes, as they have new numbers now."""
         self._nesting.forget_shapes()
 
-    def match(self, events: _Events, of_launch: Int64s) -> tuple[Spans, Spans]:
+    def match(self, events: _Events, of_launch: Ints) -> tuple[Spans, Spans]:
         """Match the next events, which are sorted. Return the slices that begin with them, and those that
         have ended, also the ends without a begin, which have no length. `of_launch` is as in `Spans`.
         """
@@ -184,14 +187,16 @@ class Calls:
             "end": _none(len(made)),
             "launch": events.launch[event],
             "of_launch": np.where(begins, of_launch[event], 0),
-            "slice": np.where(begins, ops["slice_id"][made], NONE),
+            # In order: an end without a begin has the number of the slice before it.
+            "slice": np.maximum.accumulate(
+                np.where(begins, ops["slice_id"][made], self.open["slice"].max(initial=NONE))
+            ),
         }
         # One column after the other, so that no two copies of all are held.
         spans = self.open
         for name, new in begun.items():
             spans[name] = np.concatenate([spans[name], new])
-        slices = np.flatnonzero(spans["slice"] != NONE)
-        at = slices[np.searchsorted(spans["slice"][slices], ops["slice_id"][ended])]
+        at = np.searchsorted(spans["slice"], ops["slice_id"][ended])
         # The event of an end without an event is NONE, which is the last place.
         spans["end_ns"][at] = ops["ts"][ended]
         spans["end"][at] = np.append(events.row, NONE)[ops["event"][ended]]
@@ -213,26 +218,26 @@ class EventsById:
         self._ids, self._begins, self._ends = np.zeros(_IDS_MAX, np.int64), _none(_IDS_MAX), _none(_IDS_MAX)
         self._kept: Bools = np.zeros(_IDS_MAX, np.bool_)
 
-    def begin(self, ids: Int64s, rows: Int64s) -> None:
+    def begin(self, ids: Ints, rows: Ints) -> None:
         """Add the rows at which some ids begin."""
         at = ids & (_IDS_MAX - 1)
         self._ids[at], self._begins[at], self._ends[at], self._kept[at] = ids, rows, NONE, False
 
-    def _known(self, ids: Int64s) -> tuple[Int64s, Bools]:
+    def _known(self, ids: Ints) -> tuple[Ints, Bools]:
         at = ids & (_IDS_MAX - 1)
         return at, (self._begins[at] != NONE) & (self._ids[at] == ids)
 
-    def end(self, ids: Int64s, rows: Int64s) -> None:
+    def end(self, ids: Ints, rows: Ints) -> None:
         """Add the rows at which some ids end."""
         at, known = self._known(ids)
         self._ends[at[known]] = rows[known]
 
-    def are_kept(self, ids: Int64s) -> Bools:
+    def are_kept(self, ids: Ints) -> Bools:
         """Flags the ids that the part has."""
         at, known = self._known(ids)
         return known & self._kept[at]
 
-    def keep(self, ids: Int64s) -> Int64s:
+    def keep(self, ids: Ints) -> Int64s:
         """Mark ids as in the part. Return the known rows of their begins and ends."""
         at, known = self._known(ids)
         at = at[known]
@@ -408,7 +413,7 @@ class Choice:
 
     def _take_calls(self, events: _Events, kinds: Ints) -> None:
         """Take slices."""
-        of_launch = (kinds & (CALL | WORK)).astype(np.int64)
+        of_launch = kinds & (CALL | WORK)
         at = np.flatnonzero(kinds & MATCHED)
         begun, ended = self._calls.match(events.take(at), of_launch[at])
         at = np.flatnonzero(kinds & WHOLE)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools, Ints
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.units import duration_ns
 
@@ -52,7 +52,7 @@ class Stretch:
     start_ns: int = -TIME_LIMIT_NS
     end_ns: int = TIME_LIMIT_NS
 
-    def touches(self, begin_ns: Int64s | int, end_ns: Int64s | int) -> Bools:
+    def touches(self, begin_ns: Ints | int, end_ns: Ints | int) -> Bools:
         """Whether slices overlap the window. Times, or columns of shape `(n,)`; an instant ends where it
         begins.
         """
