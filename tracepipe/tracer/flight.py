@@ -16,17 +16,18 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, runtime_checkable
 
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.event.model import HostInstant
 from tracepipe.hooks.names import did_you_mean
-from tracepipe.tracer.engines.engine import Attachment, Chunk, Decoder, Store
+from tracepipe.tracer.engines.engine import Attachment, Chunk, Store
 from tracepipe.tracer.frame import footer_of, instant
 from tracepipe.tracer.machine.processes import own_namespace
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
@@ -43,7 +44,7 @@ from tracepipe.tracer.records.unrendered import (
     SpanKind,
 )
 from tracepipe.tracer.request import Control, Last, Notify, Plan
-from tracepipe.tracer.spool import Spool
+from tracepipe.tracer.spool import Spool, decoders_of
 from tracepipe.tracer.summary import Recording
 from tracepipe.units import duration_ns, duration_text
 
@@ -73,9 +74,9 @@ class FlightRecorder(Store):
         self._attachment, self._device, self._control = attachment, device, control
         self._ring = Ring(last, is_unordered=attachment.is_unordered)
         self._device_renderer = device.renderer() if device else None
-        self._decoders = _by_origin(attachment.renderer(), self._device_renderer)  # they render no lines
+        self._decoders = decoders_of(attachment.renderer(), self._device_renderer)  # they render no lines
         self._carries = {of_device: decoder.carry() for of_device, decoder in self._decoders.items()}
-        self._never_followed: dict[str, int] = {}
+        self._never_followed: Counter[str] = Counter()
         self._no_room: deque[tuple[int, Mapping[str, int]]] = deque()
         self._plan: Plan | None = None
         self._watch: Watch | None = None
@@ -163,7 +164,7 @@ class FlightRecorder(Store):
         for item in segment.items:
             if isinstance(item, Loss):
                 if item.layer is None:  # a thread that is not followed is missing from then on
-                    self._never_followed[item.reason] = self._never_followed.get(item.reason, 0) + item.count
+                    self._never_followed[item.reason] += item.count
                 continue
             self._carries[item.of_device].add(item.content)
             evicted.update(self._decoders[item.of_device].counts(item.content) if has_no_room else {})
@@ -217,7 +218,7 @@ class FlightRecorder(Store):
         """Write a recording; sets its `recording` or `error`."""
         try:
             with self._outputs.another() as (path, sink):
-                sizes_bytes = {False: 0, True: 0}
+                sizes_bytes = Counter[bool]()
                 for item in dump.items:
                     if isinstance(item, Chunk):
                         sizes_bytes[item.of_device] += len(item.content)
@@ -238,7 +239,7 @@ class FlightRecorder(Store):
         began_ns, start_ns = time.monotonic_ns(), dump.start["monotonic_ns"]
         spool.write_record(self._header(dump.start))
         # Records from before the start may follow later ones.
-        decoders = _by_origin(dump.renderer, dump.device)
+        decoders = decoders_of(dump.renderer, dump.device)
         dividing = {of_device: decoder.carry() for of_device, decoder in decoders.items()}
         early: dict[bool, list[bytes]] = {False: [], True: []}
         late: list[Chunk | Loss] = []
@@ -286,11 +287,6 @@ class FlightRecorder(Store):
             time.monotonic_ns() - began_ns,
             dump.device.stall_samples if dump.device else 0,
         )
-
-
-def _by_origin(probes: Decoder, device: Decoder | None) -> dict[bool, Decoder]:
-    """The decoders of a recording, by whether they are of the device."""
-    return {False: probes} if device is None else {False: probes, True: device}
 
 
 @runtime_checkable
@@ -377,7 +373,7 @@ class Ring:
         passed_ns = now["monotonic_ns"] - newest.begin["monotonic_ns"]
         is_full = newest.size_bytes * _SEGMENTS >= self._last.size_bytes
         if passed_ns * _SEGMENTS >= self._last.duration_ns or is_full:
-            newest.items = _joined(newest.items)
+            newest.items = list(_joined(newest.items))
             # The next records may have been made just after the last turn, while the present ones were
             # collected.
             self._segments.append(Segment(self._turned))
@@ -407,20 +403,13 @@ class Ring:
         return [item for segment in self._segments for item in segment.items]
 
 
-def _joined(items: list[Chunk | Loss]) -> list[Chunk | Loss]:
+def _joined(items: list[Chunk | Loss]) -> Iterator[Chunk | Loss]:
     """Join adjacent chunks; those of a device stay separate, as each is decoded as a whole."""
-    joined: list[Chunk | Loss] = []
-    parts: list[bytes] = []
-    for item in [*items, None]:
-        if isinstance(item, Chunk) and not item.of_device:
-            parts.append(item.content)
-            continue
-        if parts:
-            joined.append(Chunk(b"".join(parts)))
-            parts = []
-        if item is not None:
-            joined.append(item)
-    return joined
+    for can_be_joined, some in groupby(items, lambda item: isinstance(item, Chunk) and not item.of_device):
+        if can_be_joined:
+            yield Chunk(b"".join(item.content for item in some if isinstance(item, Chunk)))
+        else:
+            yield from some
 
 
 def later(at: HostInstant, passed_ns: int) -> HostInstant:

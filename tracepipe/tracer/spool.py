@@ -17,7 +17,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -84,6 +84,7 @@ class Spool(Store):
         """
         self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
         self._device_renderer = device_renderer
+        self._decoders: dict[bool, Decoder] = decoders_of(renderer, device_renderer)
         self._limits = limits
         self._counts: Counter[str] = Counter()
         self._waiting: Counter[str] = Counter()  # those of them that are not in a written part yet
@@ -98,7 +99,7 @@ class Spool(Store):
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
         self._old_switch_s = sys.getswitchinterval()
-        self._losses: dict[str, int] = {}
+        self._losses: Counter[str] = Counter()
         self.cpu_losses: dict[str, dict[int, int]] = {}
         self._unwritten: Counter[str | None] = Counter()
         self._rendered_bytes = self._written_bytes = 0
@@ -152,7 +153,7 @@ class Spool(Store):
                     return False
                 self.error = error
         try:
-            self._unkept.update(self._decoder(of_device).counts(chunk))
+            self._unkept.update(self._decoders[of_device].counts(chunk))
         except MemoryError:
             self._unkept[None] += len(chunk) // RECORD_BYTES
         return True
@@ -293,10 +294,9 @@ class Spool(Store):
 
     def _write_loss(self, loss: Loss) -> None:
         layer = loss.layer or "unknown"
-        self._losses[layer] = self._losses.get(layer, 0) + loss.count
+        self._losses[layer] += loss.count
         if loss.cpu is not None:
-            by_cpu = self.cpu_losses.setdefault(layer, {})
-            by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count
+            self.cpu_losses.setdefault(layer, Counter())[loss.cpu] += loss.count
         self._put_out(record_line(loss_record(loss)).encode(), {})
 
     def _write_span(self, span: Span) -> None:
@@ -326,7 +326,7 @@ class Spool(Store):
         """Write the lines of a chunk; returns False where it was only counted, as after an error."""
         if not self._abandoned.is_set():
             try:
-                lines = self._decoder(of_device).render(chunk)
+                lines = self._decoders[of_device].render(chunk)
                 text = self._encoded(lines)
             except Exception as error:
                 self._give_up(error)
@@ -335,7 +335,7 @@ class Spool(Store):
                 self._written_bytes += len(text)
                 self._rendered_bytes += len(chunk)
                 return True
-        self._unwritten.update(self._decoder(of_device).counts(chunk))
+        self._unwritten.update(self._decoders[of_device].counts(chunk))
         return False
 
     def _encoded(self, lines: Lines) -> bytes:
@@ -371,10 +371,10 @@ class Spool(Store):
             self._put_out(text, lines.counts())
             self._written_bytes += len(text)
 
-    def _decoder(self, of_device: bool) -> Decoder:
-        renderer = self._device_renderer if of_device else self._renderer
-        assert renderer is not None
-        return renderer
+
+def decoders_of(probes: Decoder, device: Decoder | None) -> dict[bool, Decoder]:
+    """The decoders of a recording, by whether they are of the device."""
+    return {False: probes} if device is None else {False: probes, True: device}
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +423,7 @@ class Backlog:
     def __init__(self, size_bytes: int | None = None) -> None:
         """`size_bytes`: reserve this much; where the disk has no room for it, the file is in memory."""
         try:
-            self._file = _without_name() if size_bytes is None else _with_room(size_bytes)
+            self._file = _temporary_file(size_bytes)
         except OSError as error:
             raise OutputError(
                 f"No temporary file can be made: {error.strerror}.",
@@ -515,60 +515,56 @@ class Backlog:
             written += os.pwrite(self._file.fileno(), data[written:], offset + written)
 
 
-def _without_name() -> BinaryIO:
-    return tempfile.TemporaryFile(prefix="tracepipe-", buffering=0)
-
-
-def _with_room(size_bytes: int) -> BinaryIO:
-    """A temporary file with that much space reserved on its disk, or one in memory. Raises OSError."""
-    with suppress(OSError):
-        file = _without_name()
+def _temporary_file(size_bytes: int | None) -> BinaryIO:
+    """A file without a name; with `size_bytes` that much is reserved on its disk, or it is in memory. Raises
+    OSError.
+    """
+    with ExitStack() as opened:
         try:
-            disk_space.reserve(file.fileno(), 0, size_bytes)
-        except OSError:
-            file.close()
-        else:
+            file = opened.enter_context(tempfile.TemporaryFile(prefix="tracepipe-", buffering=0))
+            if size_bytes is not None:
+                disk_space.reserve(file.fileno(), 0, size_bytes)
+            opened.pop_all()
             return file
+        except OSError:
+            if size_bytes is None:
+                raise
     return os.fdopen(os.memfd_create("tracepipe"), "w+b", buffering=0)
 
 
+@dataclass(slots=True)
 class _Run:
     """Sorted records, read a block at a time. `number` is the run's place in the order of collection."""
 
-    def __init__(
-        self,
-        backlog: Backlog,
-        offset: int,
-        size_bytes: int,
-        first_ns: int,
-        number: int,
-        lose: Callable[[int, OSError], object],
-    ) -> None:
-        self._backlog, self._offset, self._unread_bytes = backlog, offset, size_bytes
-        self.first_ns, self.number, self._lose = first_ns, number, lose
-        self._block = b""
+    backlog: Backlog
+    offset: int
+    unread_bytes: int
+    first_ns: int
+    number: int
+    lose: Callable[[int, OSError], object]
+    block: bytes = b""
 
     def fill(self) -> bool:
         """Read the next block if the last one is used up. Returns False at the end."""
-        while self._unread_bytes and not self._block:
-            size_bytes = min(_BLOCK_BYTES, self._unread_bytes)
+        while self.unread_bytes and not self.block:
+            size_bytes = min(_BLOCK_BYTES, self.unread_bytes)
             try:
-                self._block = self._backlog.read(self._offset, size_bytes)
+                self.block = self.backlog.read(self.offset, size_bytes)
             except OSError as error:
-                self._lose(size_bytes, error)
-            self._offset += size_bytes
-            self._unread_bytes -= size_bytes
-        return bool(self._block)
+                self.lose(size_bytes, error)
+            self.offset += size_bytes
+            self.unread_bytes -= size_bytes
+        return bool(self.block)
 
     def last(self) -> tuple[int, int]:
         """The time of the last record read, and the run's number, which orders equal times."""
-        return _times(self._block)[-1], self.number
+        return _times(self.block)[-1], self.number
 
     def read_until(self, until: tuple[int, int]) -> bytes:
         """Remove and return the records that were read, up to this place in the order."""
         bisect = bisect_right if self.number <= until[1] else bisect_left
-        size_bytes = bisect(_times(self._block), until[0]) * RECORD_BYTES
-        taken, self._block = self._block[:size_bytes], self._block[size_bytes:]
+        size_bytes = bisect(_times(self.block), until[0]) * RECORD_BYTES
+        taken, self.block = self.block[:size_bytes], self.block[size_bytes:]
         return taken
 
 

@@ -15,7 +15,8 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from queue import Empty, SimpleQueue
 
 from tracepipe.event.vocabulary import state_text
@@ -158,11 +159,6 @@ class _Calls:
                 self.latencies[number].add(durations)
                 durations.clear()
 
-    def returned(self, number: int) -> int:
-        """The number of recorded returns, measured or not."""
-        histogram = self.latencies.get(number)
-        return self.unpaired.get(number, 0) + (histogram.count if histogram else 0)
-
 
 class Totals:
     """Adds up records. Only one thread may use it at a time."""
@@ -190,7 +186,7 @@ class Totals:
         self._in_syscall: dict[int, _Open] = {}
         self._has_scheduler = "scheduler" in layers
         self.scheduler = SchedulerTotals(start_ns, name_of)
-        self._losses: dict[str, int] = {}
+        self._losses: Counter[str] = Counter()
         self._untrimmed_bytes = 0
 
     def add_function(self, function: Function) -> int:
@@ -287,8 +283,7 @@ class Totals:
         A full ring has its gap where the reader stopped. Calls that were open there may have returned unseen,
         and must not be paired with a later return.
         """
-        layer = loss.layer or "unknown"
-        self._losses[layer] = self._losses.get(layer, 0) + loss.count
+        self._losses[loss.layer or "unknown"] += loss.count
         self.forget(loss.layer)
 
     def forget(self, layer: str | None) -> None:
@@ -299,14 +294,11 @@ class Totals:
             self.scheduler.forget()
         if layer in (None, "userspace"):
             self.memory.forget()
-        if layer is None:
-            self._stacks.clear()
-        else:
-            others = {
-                tid: [o for o in stack if self._function(o[0]).layer != layer]
-                for tid, stack in self._stacks.items()
-            }
-            self._stacks = {tid: stack for tid, stack in others.items() if stack}
+        others = {
+            tid: [call for call in stack if self._function(self._functions, call[0]).layer != layer]
+            for tid, stack in (self._stacks.items() if layer else ())
+        }
+        self._stacks = {tid: stack for tid, stack in others.items() if stack}
 
     def counts(self) -> dict[str, int]:
         """Layer → events."""
@@ -314,8 +306,8 @@ class Totals:
         for calls in (self._functions, self._system_calls):
             calls.settle(1)
             for number in {*calls.entered, *calls.unpaired}:
-                layer = self._function(number).layer if calls is self._functions else "syscall"
-                counts[layer] += calls.entered[number] + calls.returned(number)
+                returned = calls.unpaired[number] + calls.latencies[number].count
+                counts[self._function(calls, number).layer] += calls.entered[number] + returned
         if self.scheduler.events:
             counts["scheduler"] += self.scheduler.events
         return dict(counts)
@@ -324,24 +316,30 @@ class Totals:
         """All totals as of now."""
         counts = self.counts()
         self._trim()
-        open_calls: defaultdict[int, list[int]] = defaultdict(list)
-        for stack in self._stacks.values():
-            for number, entered_ns in stack:
-                open_calls[number].append(entered_ns)
-        open_syscalls: defaultdict[int, list[int]] = defaultdict(list)
-        for number, entered_ns in self._in_syscall.values():
-            open_syscalls[number].append(entered_ns)
-        functions = [
-            self._total(self._functions, number, function.own or function.layer, function.name, open_calls)
-            for number in self._functions.entered
-            for function in [self._function(number)]
-        ]
-        functions += [
-            self._total(
-                self._system_calls, n, "syscall", self._syscalls.get(n, f"syscall {n}"), open_syscalls
-            )
-            for n in self._system_calls.entered
-        ]
+        functions = list[FunctionTotal]()
+        for calls, in_progress in (
+            (self._functions, chain.from_iterable(self._stacks.values())),
+            (self._system_calls, self._in_syscall.values()),
+        ):
+            since_ns: defaultdict[int, list[int]] = defaultdict(list)
+            for number, entered_ns in in_progress:
+                since_ns[number].append(entered_ns)
+            sizes_bytes = self.memory.bytes_of if calls is self._functions else {}
+            for number, count in calls.entered.items():
+                function, latencies = self._function(calls, number), calls.latencies[number].copy()
+                open_ns = since_ns.get(number, [])
+                functions.append(
+                    FunctionTotal(
+                        function.own or function.layer,
+                        function.name,
+                        count,
+                        latencies,
+                        len(open_ns),
+                        min(open_ns, default=0),
+                        0 if function.is_instant else count - latencies.count - len(open_ns),
+                        sizes_bytes.get(number, 0),
+                    )
+                )
         return Snapshot(
             now_ns,
             self._start_ns,
@@ -353,20 +351,6 @@ class Totals:
             dict(self.memory.allocated),
             dict(self.memory.copied),
             self.memory.is_partial,
-        )
-
-    def _total(
-        self, calls: _Calls, number: int, layer: str, name: str, in_progress: Mapping[int, list[int]]
-    ) -> FunctionTotal:
-        count, latencies = calls.entered[number], calls.latencies[number].copy()
-        entered_ns = in_progress.get(number, [])
-        unmeasured = count - latencies.count - len(entered_ns)
-        if calls is self._functions and number in self._instants:
-            unmeasured = 0
-        oldest_ns = min(entered_ns, default=0)
-        size_bytes = self.memory.bytes_of.get(number, 0) if calls is self._functions else 0
-        return FunctionTotal(
-            layer, name, count, latencies, len(entered_ns), oldest_ns, unmeasured, size_bytes
         )
 
     def _return_below(self, stack: list[_Open] | None, number: int, ts_ns: int) -> None:
@@ -391,7 +375,9 @@ class Totals:
         self._stacks.pop(tid, None)
         self._in_syscall.pop(tid, None)
 
-    def _function(self, number: int) -> Function:
+    def _function(self, calls: _Calls, number: int) -> Function:
+        if calls is self._system_calls:
+            return Function("syscall", self._syscalls.get(number, f"syscall {number}"))
         known = number < len(self._known)
         return self._known[number] if known else Function("userspace", f"probe {number}")
 
@@ -481,22 +467,16 @@ class SchedulerTotals:
     def threads(self, now_ns: int) -> list[ThreadTotal]:
         """Every thread that had a switch; running threads are counted until now."""
         totals = []
-        for thread in self._threads.values():
-            if not thread.switches and thread.in_ns is None:
+        for thread in (*self._threads.values(), self._rest):
+            if not thread.switches and thread.in_ns is None and not thread.ended:
                 continue
-            if not thread.name:
-                thread.name = self._name_of(thread.pid, thread.tid)
-            running_ns = thread.running_ns
+            name = thread.name = thread.name or self._name_of(thread.pid, thread.tid)
+            running_ns, waits = thread.running_ns, dict(thread.waits)
             if thread.in_ns is not None:
                 running_ns += max(0, now_ns - thread.in_ns)
-            waits = dict(thread.waits)
             totals.append(
-                ThreadTotal(thread.tid, thread.pid, thread.name, running_ns, thread.switches, waits)
+                ThreadTotal(thread.tid, thread.pid, name, running_ns, thread.switches, waits, thread.ended)
             )
-        rest = self._rest
-        if rest.ended:
-            waits = dict(rest.waits)
-            totals.append(ThreadTotal(0, 0, rest.name, rest.running_ns, rest.switches, waits, rest.ended))
         return totals
 
     def _thread(self, tid: int, tgid: int) -> _Thread:
@@ -580,33 +560,27 @@ class MemoryTotals:
         self._more.clear()
 
 
+@dataclass(slots=True)
 class Histogram:
     """Counts of durations in ns. Values up to 31 have a bucket each."""
 
-    __slots__ = ("buckets", "count", "max_ns", "total_ns")
-
-    def __init__(self) -> None:
-        self.buckets: dict[int, int] = {}
-        self.count = self.total_ns = self.max_ns = 0
+    buckets: Counter[int] = field(default_factory=Counter)
+    count: int = 0
+    total_ns: int = 0
+    max_ns: int = 0
 
     def add(self, durations_ns: list[int]) -> None:
         """Count durations, none of them negative. They repeat, so each distinct one is placed once."""
-        if not durations_ns:
-            return
         self.count += len(durations_ns)
         self.total_ns += sum(durations_ns)
-        self.max_ns = max(self.max_ns, max(durations_ns))
+        self.max_ns = max(self.max_ns, max(durations_ns, default=0))
         buckets = self.buckets
         for duration_ns, times in Counter(durations_ns).items():
-            bucket = bucket_of(duration_ns)
-            buckets[bucket] = buckets.get(bucket, 0) + times
+            buckets[bucket_of(duration_ns)] += times
 
     def copy(self) -> Histogram:
         """A copy, which later additions do not change."""
-        copied = Histogram()
-        copied.buckets = dict(self.buckets)
-        copied.count, copied.total_ns, copied.max_ns = self.count, self.total_ns, self.max_ns
-        return copied
+        return replace(self, buckets=self.buckets.copy())
 
     def percentile_ns(self, percent: float) -> int:
         """The duration that `percent` of all do not exceed: the middle of its bucket; 0 if there are none."""
@@ -738,7 +712,6 @@ class LiveSink(Store):
             elif isinstance(item, Loss):
                 totals.lose(item)
                 if item.cpu is not None:
-                    by_cpu = self.cpu_losses.setdefault(item.layer or "unknown", {})
-                    by_cpu[item.cpu] = by_cpu.get(item.cpu, 0) + item.count
+                    self.cpu_losses.setdefault(item.layer or "unknown", Counter())[item.cpu] += item.count
             else:
                 item.put(totals.snapshot(time.monotonic_ns()))
