@@ -215,15 +215,15 @@ class _Form:
 
 
 class Texts(dict[int, str]):
-    """Texts of values, each made by `text_of` at its first use."""
+    """Texts of values, each made by `text_of` at its first use; at most `limit` are kept."""
 
-    def __init__(self, text_of: Callable[[int], str]) -> None:
+    def __init__(self, text_of: Callable[[int], str], limit: int = _KNOWN_TEXTS) -> None:
         super().__init__()
-        self._text_of = text_of
+        self._text_of, self._limit = text_of, limit
 
     def __missing__(self, value: int) -> str:
         text = self._text_of(value)
-        if len(self) < _KNOWN_TEXTS:
+        if len(self) < self._limit:
             self[value] = text
         return text
 

@@ -27,8 +27,8 @@ import os
 import struct
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,6 +102,16 @@ class _Links:
         self._watched: list[tuple[int, str | None]] = []
         self._counted: dict[int, int] = {}
         self._look_at_ns = 0
+
+    @contextmanager
+    def refusing(self, index: int, numbers: Container[int | None]) -> Iterator[None]:
+        """Note the probe as refused if one of these errors is raised."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in numbers:
+                raise
+            self.refused.add(index)
 
     def watch(self, program_fd: int, layer: str | None) -> None:
         """Count a program's misses as events of a layer; None: as threads that are not followed."""
@@ -188,19 +198,9 @@ class Probing:
         self._attach_points(self._always)
         # The program that was attached last runs first, so the calls that begin and end a window are in it.
         ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
-        may_hold = bool(triggers)
-        if triggers:  # whether the kernel accepts programs of uprobes that may sleep
-            try:
-                code = self._plain("trigger_holding")
-                self._program("trigger", code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, bpf.SLEEPABLE)
-            except OSError as error:
-                if error.errno in (errno.EPERM, errno.EMFILE):
-                    raise
-                may_hold = False
-        self._attach_triggers(ends, holds=may_hold and windows is not None and windows.is_end_followed)
+        self._attach_triggers(ends, holds=windows is not None and windows.is_end_followed)
         self._attach_functions(self._always, self._functions[0])
-        self._holds = bool(begins) and may_hold
-        self._attach_triggers(begins, holds=self._holds)
+        self._holds = self._attach_triggers(begins, holds=bool(begins))
         self._load(self._window_points)
         self.complete()
 
@@ -276,19 +276,21 @@ class Probing:
             self._files[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._files[path]}"
 
-    def _attach_triggers(self, triggers: Sequence[TriggerPlace], *, holds: bool) -> None:
+    def _attach_triggers(self, triggers: Sequence[TriggerPlace], *, holds: bool) -> bool:
         """Attach a trigger's program to the functions that begin or end windows; `holds`: the program may
-        sleep. Raises OSError; CaptureUnavailable where none of the functions can be probed.
+        sleep. Returns whether the kernel supports that. Raises OSError; CaptureUnavailable where none of the
+        functions can be probed.
 
         A cookie has what the function does in its lower 16 bits (enum trigger of probes.bpf.c), and its cause
         above them.
         """
-        code, links = self._plain("trigger_holding" if holds else "trigger"), _Links(set())
+        links, code = _Links(set()), self._plain("trigger_holding")
         for one in triggers:
             cookie = _BEGINS if one.begins else Cause.STOP << 16 | _ENDS
-            places = [(cookie, one.place.offset)]
-            if not (holds and self._link_sleeping(links, one.place.path, places, code, not one.begins)):
-                self._attach_places(links, one.place.path, places, code, not one.begins)
+            path, places, returns = one.place.path, [(cookie, one.place.offset)], not one.begins
+            holds = holds and self._link_sleeping(links, path, places, code, returns)
+            if not holds:
+                self._attach_places(links, path, places, self._plain("trigger"), returns)
         self._always.multi += links.multi
         self._always.single += links.single
         if triggers and not (links.multi or links.single):
@@ -296,6 +298,7 @@ class Probing:
                 "The function that begins or ends windows cannot be probed at its first instruction.",
                 "Name another function with --start-on or --stop-on.",
             )
+        return holds
 
     def _attach_functions(self, links: _Links, probes: Mapping[int, Probe]) -> None:
         """Attach probes on functions. Returns come first: where probes are attached one by one, all returns
@@ -335,13 +338,8 @@ class Probing:
             loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE)
             links.watch(loaded, _DRIVER)
             for index, place in functions:
-                try:
+                with links.refusing(index, _UNPROBEABLE):
                     link = bpf.link_one_kprobe(loaded, place.symbol, place.address, index, returns)
-                except OSError as error:
-                    if error.errno not in _UNPROBEABLE:
-                        raise
-                    links.refused.add(index)
-                else:
                     links.single.append(link)
 
     def _is_wanted(self, index: int, returns: bool) -> bool:
@@ -362,13 +360,8 @@ class Probing:
                 links.without_multi.add(returns)
         program = self._program(_CALL_NAMES[returns], code, bpf.PROG_TYPE_KPROBE)
         for index, offset in places:
-            try:
+            with links.refusing(index, (ENOTSUPP, errno.EINVAL)):  # EINVAL: not in the file's code
                 link = bpf.link_one_uprobe(program, self._path(path), offset, index, returns)
-            except OSError as error:
-                if error.errno not in (ENOTSUPP, errno.EINVAL):  # EINVAL: not in the file's code
-                    raise
-                links.refused.add(index)
-            else:
                 links.single.append(link)
 
     def _link_sleeping(self, links: _Links, path: str, places: _Places, code: bytes, returns: bool) -> bool:

@@ -151,11 +151,9 @@ class FunctionTables:
                     }
             except InputError as error:
                 self._notify(f"{error.message}: no function of it is recorded")
-                self._tables[path, local] = {}
             except OSError as error:
                 self._notify(f"{path} cannot be read: {error.strerror}")
-                self._tables[path, local] = {}
-        return self._tables[path, local]
+        return self._tables.setdefault((path, local), {})
 
 
 def _base(name: str) -> str:

@@ -110,17 +110,8 @@ class LibrarySearch:
             found_program = shutil.which(library)
             own = [program for program in self.programs() if Path(program).name == library]
             return own or ([str(Path(found_program).resolve())] if found_program else [])
-        given = [
-            path for path, names in self._given.items() if any(same_library(name, library) for name in names)
-        ]
-        if given:
-            return given
-        mapped = self.mapped(library)
-        if mapped:
-            return mapped
-        linked = self.linked(library)
-        if linked:
-            return linked
+        if known := self._files_given(library) or self.mapped(library) or self.linked(library):
+            return known
         found: list[str] = []
         for program in self.programs() or [""]:
             if program.startswith("/proc/"):  # in a container, which has other folders
@@ -130,6 +121,9 @@ class LibrarySearch:
                 found += package_libraries(python, lambda name: is_version(name, library))
             found += find_versions(program, library).values()
         return list(dict.fromkeys(found))
+
+    def _files_given(self, library: str) -> list[str]:
+        return [path for path, names in self._given.items() if any(same_library(n, library) for n in names)]
 
     def mapped(self, library: str) -> list[str]:
         """Files of `library` that the processes have mapped."""
@@ -142,8 +136,7 @@ class LibrarySearch:
 
     def is_loaded(self, library: str) -> bool:
         """Whether the target is known to use a separate file of `library`: given, mapped or linked."""
-        given = any(same_library(name, library) for names in self._given.values() for name in names)
-        return given or bool(self.mapped(library) or self.linked(library))
+        return bool(self._files_given(library) or self.mapped(library) or self.linked(library))
 
     def linked(self, library: str) -> list[str]:
         """Files of `library` that the programs load when they start."""
@@ -220,11 +213,8 @@ def linked_libraries(program: str) -> dict[str, str]:
         for name in dynamic.needed:
             candidates = [Path(name)]
             if "/" not in name:
-                candidates = [Path(folder, name) for folder in before]
-                candidates += [
-                    *_cached().get(name, []),
-                    *(Path(folder, name) for folder in _default_folders()),
-                ]
+                candidates = [Path(folder, name) for folder in before] + _cached().get(name, [])
+                candidates += [Path(folder, name) for folder in _default_folders()]
             library = next((str(file.resolve()) for file in candidates if paths.is_file(file)), "")
             if library and name not in found:
                 found[name] = library

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe
-from tracepipe.hooks.slots import Slot, Value, ValueNames, argument_text, out_text, slots, values
+from tracepipe.hooks.slots import Slot, Texts, Value, ValueNames, argument_text, out_text, slots, values
 from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.line import Head, Lines, Where, joined
 
@@ -114,7 +114,7 @@ class Calls:
         probe = self._texts_of[number]
         if torn:
             self.forget(tid)
-        text = probe.result(result)
+        text = probe.results[result]
         if probe.out is None and not self.served and not torn:
             return probe.leave, text
         named = self._naming.pop((tid, number), None)
@@ -184,17 +184,8 @@ class _ProbeTexts:
         self.readers = {name: value.reader() for name, value in values(probe.signature).items() if makes}
         """Of a function that makes a communicator: how its arguments are read."""
         self.is_plain = not self.text and self.function < 0 and self.comm < 0
-        self._result = _result_text(probe.signature.result, value_names)
-        self._results: dict[int, str] = {}
-
-    def result(self, register: int) -> str:
-        """The members of a return; texts are cached, as results repeat."""
-        text = self._results.get(register)
-        if text is None:
-            text = self._result(register)
-            if len(self._results) < 256:
-                self._results[register] = text
-        return text
+        self.results = Texts(_result_text(probe.signature.result, value_names), limit=256)
+        """The members of a return by its register."""
 
     def handle(self, words: Sequence[int]) -> int:
         """The handle that gets a name; 0 where it is known only at the return."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tracepipe.event.vocabulary import RUNNING, state_text
 from tracepipe.hooks.hook import Probe
+from tracepipe.hooks.slots import Texts
 from tracepipe.tracer.records.calls import Calls, teller
 from tracepipe.tracer.records.line import BEGAN_AT, BEGAN_BEFORE, COMM, Head, Lines, Where, joined
 from tracepipe.tracer.records.record import (
@@ -79,7 +80,7 @@ class RecordRenderer:
         self._switch_out = Head("scheduler", RUNNING, "E")
         self._wakeup = Head("scheduler", "wakeup", "I")
         self._migrate = Head("scheduler", "migrate", "I")
-        self._states: dict[int, str] = {}
+        self._states = Texts(lambda state: f'"prev_state":"{state_text(state)}"')
         self._running: dict[int, Where] = {}
         self._in_syscall: dict[int, tuple[Head, Where] | None] = {}
         self._in_calls: dict[int, list[tuple[Head, Where]]] = {}
@@ -143,8 +144,6 @@ class RecordRenderer:
             elif kind == SWITCH_IN:
                 head, args = self._switch_in, ""
             elif kind == SWITCH_OUT:
-                if a0 not in self._states:
-                    self._states[a0] = f'"prev_state":"{state_text(a0)}"'
                 head, args = self._switch_out, self._states[a0]
                 if a1 == UNREPORTED:
                     args = f"{args},{_BEGIN_NOT_REPORTED}"
