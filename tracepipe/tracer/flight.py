@@ -110,7 +110,17 @@ class FlightRecorder(Store):
         """Called at each step: evict what is too old or does not fit, and write what was requested."""
         now_ns = self._ring.turn()["monotonic_ns"]
         while (dropped := self._ring.drop(now_ns)) is not None:
-            self._evict(*dropped)
+            segment, end_ns, has_no_room = dropped
+            evicted: Counter[str] = Counter()
+            for item in segment.items:
+                if isinstance(item, Chunk):
+                    self._carries[item.of_device].add(item.content)
+                    if has_no_room:
+                        evicted.update(self._decoders[item.of_device].counts(item.content))
+                elif item.layer is None:  # a thread that is not followed is missing from then on
+                    self._never_followed[item.reason] += item.count
+            if evicted:
+                self._no_room.append((end_ns, evicted))
         while self._no_room and self._no_room[0][0] <= now_ns - self._last.duration_ns:
             self._no_room.popleft()
         if self._watch is not None and (reason := self._watch.due(now_ns)):
@@ -157,19 +167,6 @@ class FlightRecorder(Store):
     @property
     def losses(self) -> dict[str, int]:
         return self.recordings[-1].losses if self.recordings else {}
-
-    def _evict(self, segment: Segment, end_ns: int, has_no_room: bool) -> None:
-        """Carry what later records need of an evicted segment, and count its events if it did not fit."""
-        evicted: Counter[str] = Counter()
-        for item in segment.items:
-            if isinstance(item, Loss):
-                if item.layer is None:  # a thread that is not followed is missing from then on
-                    self._never_followed[item.reason] += item.count
-                continue
-            self._carries[item.of_device].add(item.content)
-            evicted.update(self._decoders[item.of_device].counts(item.content) if has_no_room else {})
-        if evicted:
-            self._no_room.append((end_ns, evicted))
 
     def _finish_dump(self, dump: _Dump) -> None:
         """Report a recording that is written."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tracepipe import disk_space
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.tracer.engines.drain import SHORT_S
-from tracepipe.tracer.engines.engine import Chunk, Decoder, Store
+from tracepipe.tracer.engines.engine import Chunk, Decoder, ThreadStore
 from tracepipe.tracer.records.line import Lines, record_line
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss, loss_record, unread, unread_error
 from tracepipe.tracer.records.render import RecordRenderer
@@ -38,9 +38,6 @@ _LEAST_BYTES = 256 * RECORD_BYTES  # the smallest piece that is written where a 
 _LINE_TO_RECORD = 2.2  # bytes of lines per byte of records, until it is measured
 _AT_LEAST = 0.8
 _NO_LIMITS = Limits()
-# The time that a thread may hold the interpreter while another waits. With the default of 5 ms the collector
-# would wait that long three times a tick while lines are rendered.
-_SWITCH_S = 0.0005
 # A part of the output is written when it has this many bytes, or lines this old: if the process is killed, it
 # loses what was not written. Larger parts do not compress better: lines shrink to a 20th or 30th with zstd,
 # to a 10th or 21st with gzip.
@@ -63,7 +60,7 @@ _RUN_BYTES = (1 << 16) * RECORD_BYTES  # sorted in memory, in one pass
 _BLOCK_BYTES = (1 << 12) * RECORD_BYTES  # of a run, read back in one call
 
 
-class Spool(Store):
+class Spool(ThreadStore):
     """Takes chunks and losses in order, and writes their lines to `sink`."""
 
     is_file = takes_device = True
@@ -82,6 +79,7 @@ class Spool(Store):
         the limits is not written: the recording ends there. `sizes_bytes`: the total size of the records that
         will be put, and of those of a GPU, where it is known.
         """
+        super().__init__(self._write, "tracepipe-lines")
         self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
         self._device_renderer = device_renderer
         self._decoders: dict[bool, Decoder] = decoders_of(renderer, device_renderer)
@@ -97,8 +95,6 @@ class Spool(Store):
         self._held: deque[Chunk | Loss] = deque()
         self._full_since_s: float | None = None
         self._abandoned = threading.Event()
-        self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
-        self._old_switch_s = sys.getswitchinterval()
         self._losses: Counter[str] = Counter()
         self.cpu_losses: dict[str, dict[int, int]] = {}
         self._unwritten: Counter[str | None] = Counter()
@@ -111,9 +107,8 @@ class Spool(Store):
 
     def begin(self, plan: Plan, start_ns: int) -> None:
         """Start to write. The renderer already has the plan."""
-        sys.setswitchinterval(_SWITCH_S)
         self._last_ns = start_ns
-        self._thread.start()
+        super().begin(plan, start_ns)
 
     def put(self, item: Chunk | Loss) -> None:
         self._held.append(item)
@@ -192,16 +187,6 @@ class Spool(Store):
         # Later lines may be shorter than those so far. What exceeds a limit is cut later.
         return self._written_bytes + int(behind * a_line * _AT_LEAST)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether every line is written, or counted as lost."""
-        return not self._thread.is_alive()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for `is_done` for at most `timeout_s`, and return it."""
-        self._thread.join(timeout_s)
-        return self.is_done
-
     def abandon(self) -> None:
         """Write no more lines; a loss record will count the events that were left."""
         self._abandoned_ns = self._abandoned_ns or time.monotonic_ns()
@@ -209,11 +194,7 @@ class Spool(Store):
 
     def close(self) -> None:
         """End the thread, and free the temporary file."""
-        self.abandon()
-        self.finish()
-        if self._thread.ident is not None:
-            self._thread.join()
-        sys.setswitchinterval(self._old_switch_s)
+        super().close()
         self._backlog.close()
         self._device_backlog.close()
 

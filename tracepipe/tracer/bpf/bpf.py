@@ -13,6 +13,7 @@ import fcntl
 import os
 import platform
 import struct
+from ctypes import addressof
 from pathlib import Path
 
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
@@ -32,10 +33,6 @@ KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-
-
-def _address(buffer: ctypes.Array[ctypes.c_char]) -> int:
-    return ctypes.addressof(buffer)
 
 
 def _words(values: list[int]) -> ctypes.Array[ctypes.c_char]:
@@ -82,8 +79,8 @@ def load_program(
         # 44 flags │ 48 name[16] │ 64 ifindex │ 68 expected attach type
         return struct.pack(
             "<IIQQIIQII16sII",
-            *(program_type, len(instructions) // 8, _address(code), _address(licence)),
-            *(log_level, len(log) if log_level else 0, _address(log) if log_level else 0),
+            *(program_type, len(instructions) // 8, addressof(code), addressof(licence)),
+            *(log_level, len(log) if log_level else 0, addressof(log) if log_level else 0),
             *(0, flags, name.encode()[:15], 0, attach_type),
         )
 
@@ -107,7 +104,7 @@ def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[i
     attributes = struct.pack(
         "<IIIIQQQQIIII",
         *(program_fd, 0, UPROBE_MULTI, 0),
-        *(_address(name), _address(places), 0, _address(values)),
+        *(addressof(name), addressof(places), 0, addressof(values)),
         *(len(offsets), _UPROBE_MULTI_RETURN if returns else 0, 0, 0),
     )
     return bpf(BPF_LINK_CREATE, attributes)
@@ -116,7 +113,7 @@ def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[i
 def link_one_uprobe(program_fd: int, path: str, offset: int, cookie: int, returns: bool) -> int:
     """Create a link for one uprobe through a perf event, for kernels from 5.15. Raises OSError."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    return _link_probe(program_fd, _UPROBE_PMU, _address(name), offset, cookie, returns)
+    return _link_probe(program_fd, _UPROBE_PMU, addressof(name), offset, cookie, returns)
 
 
 def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], returns: bool) -> int:
@@ -131,7 +128,7 @@ def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], retu
     attributes = struct.pack(
         "<IIIIIIQQQ",
         *(program_fd, 0, KPROBE_MULTI, 0),
-        *(_KPROBE_MULTI_RETURN if returns else 0, len(addresses), 0, _address(places), _address(values)),
+        *(_KPROBE_MULTI_RETURN if returns else 0, len(addresses), 0, addressof(places), addressof(values)),
     )
     return bpf(BPF_LINK_CREATE, attributes)
 
@@ -139,7 +136,7 @@ def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], retu
 def link_one_kprobe(program_fd: int, symbol: str, address: int, cookie: int, returns: bool) -> int:
     """Link one kprobe through a perf event: at `address`, or at `symbol` if that is 0. Raises OSError."""
     name = ctypes.create_string_buffer(symbol.encode())
-    where = (0, address) if address else (_address(name), 0)
+    where = (0, address) if address else (addressof(name), 0)
     return _link_probe(program_fd, KPROBE_PMU, *where, cookie, returns)
 
 
@@ -168,7 +165,7 @@ def attach_raw_tracepoint(program_fd: int, name: str) -> int:
     """Create a link that runs the program at every hit, with raw arguments. Raises OSError."""
     text = ctypes.create_string_buffer(name.encode())
     #  0 name │ 8 program
-    return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", _address(text), program_fd))
+    return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", addressof(text), program_fd))
 
 
 def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0) -> int:
@@ -189,7 +186,8 @@ def map_update(map_fd: int, key: bytes, value: bytes) -> None:
     value_buffer = ctypes.create_string_buffer(value, len(value))
     #  0 map │ 8 key │ 16 value │ 24 flags
     bpf(
-        BPF_MAP_UPDATE_ELEM, struct.pack("<IIQQQ", map_fd, 0, _address(key_buffer), _address(value_buffer), 0)
+        BPF_MAP_UPDATE_ELEM,
+        struct.pack("<IIQQQ", map_fd, 0, addressof(key_buffer), addressof(value_buffer), 0),
     )
 
 
@@ -199,10 +197,10 @@ def map_clear(map_fd: int, key_bytes: int) -> None:
         key = ctypes.create_string_buffer(key_bytes)
         try:
             #  0 map │ 8 key (0: the first) │ 16 next key
-            bpf(BPF_MAP_GET_NEXT_KEY, struct.pack("<IIQQ", map_fd, 0, 0, _address(key)))
+            bpf(BPF_MAP_GET_NEXT_KEY, struct.pack("<IIQQ", map_fd, 0, 0, addressof(key)))
         except OSError:
             return
         try:
-            bpf(BPF_MAP_DELETE_ELEM, struct.pack("<IIQ", map_fd, 0, _address(key)))
+            bpf(BPF_MAP_DELETE_ELEM, struct.pack("<IIQ", map_fd, 0, addressof(key)))
         except FileNotFoundError:
             continue  # the thread ended in between

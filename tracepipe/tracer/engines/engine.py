@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +17,10 @@ from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.unrendered import Carried, Carry
 from tracepipe.tracer.request import Cause, Control, Notify, Plan
 from tracepipe.tracer.summary import Recording
+
+# The time that a thread may hold the interpreter while another waits. With the default of 5 ms the collector
+# would wait that long three times a tick while lines are rendered.
+_SWITCH_S = 0.0005
 
 
 class Turn(NamedTuple):
@@ -111,6 +117,35 @@ class Store:
 
     def end(self, reason: str) -> None:
         """Called when the recording has ended, before `finish`."""
+
+
+class ThreadStore(Store):
+    """A store that does its work on a thread. `finish` lets that end."""
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._old_switch_s = sys.getswitchinterval()
+
+    def begin(self, plan: Plan, start_ns: int) -> None:
+        """Start to work."""
+        sys.setswitchinterval(_SWITCH_S)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything that was put is written, added up, or counted as lost."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return self.is_done
+
+    def close(self) -> None:
+        self.abandon()
+        self.finish()
+        if self._thread.ident is not None:
+            self._thread.join()
+        sys.setswitchinterval(self._old_switch_s)
 
 
 class Decoder(Protocol):

@@ -155,12 +155,21 @@ class Elf:
         with self._damage("symbol table"):
             kinds = (_SHT_DYNSYM, _SHT_SYMTAB) if local else (_SHT_DYNSYM,)
             sections = list(self._rows(_SHDR, self._section_offset, self._section_count))
-            return [
-                found
-                for section in sections
-                if section[1] in kinds
-                for found in self._functions(section, sections[section[6]])
-            ]
+            found = list[tuple[str, int]]()
+            for table in sections:
+                if table[1] not in kinds:
+                    continue
+                names, size_bytes = sections[table[6]], table[5] // _SYM.size * _SYM.size
+                if table[4] + size_bytes > len(self._data) or names[4] + names[5] > len(self._data):
+                    raise IndexError
+                # Copied, as slicing bytes is twice as fast as slicing a mapping.
+                strings = self._data[names[4] : names[4] + names[5]]
+                rows = self._data[table[4] : table[4] + size_bytes]
+                for name, info, _, index, address, _ in _SYM.iter_unpack(rows):
+                    if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address:
+                        text = strings[name : strings.find(b"\0", name)].decode(errors="replace")
+                        found.append((text, address))
+            return found
 
     def file_offset(self, address: int) -> int:
         """The file offset of the byte at `address`. Raises InputError if it is not in the file."""
@@ -206,17 +215,6 @@ class Elf:
     def _rows(self, row: struct.Struct, offset: int, count: int) -> Iterator[tuple[int, ...]]:
         for index in range(count):
             yield row.unpack_from(self._data, offset + index * row.size)
-
-    def _functions(self, table: tuple[int, ...], names: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-        size_bytes = table[5] // _SYM.size * _SYM.size
-        if table[4] + size_bytes > len(self._data) or names[4] + names[5] > len(self._data):
-            raise IndexError
-        # Copied, as slicing bytes is twice as fast as slicing a mapping.
-        strings = self._data[names[4] : names[4] + names[5]]
-        rows = self._data[table[4] : table[4] + size_bytes]
-        for name, info, _, index, address, _ in _SYM.iter_unpack(rows):
-            if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address:
-                yield strings[name : strings.find(b"\0", name)].decode(errors="replace"), address
 
     def _text(self, start: int) -> str:
         return self._data[start : self._data.find(b"\0", start)].decode(errors="replace")

@@ -104,8 +104,12 @@ class LibrarySearch:
         """The files of a soname, with or without version, of a path or a pattern; of the programs for ""."""
         if library == "":
             return self.programs()
-        if "/" in library:
-            return _at_path(library)
+        if "/" in library:  # the file with that path, or the ELF files that match it as a pattern
+            if paths.is_file(library):
+                return [str(Path(library).resolve())]
+            root = Path("/" if library.startswith("/") else ".")
+            fitting = [path for path in paths.fitting(root, library.lstrip("/")) if paths.is_file(path)]
+            return [path for path in dict.fromkeys(str(file.resolve()) for file in fitting) if _is_elf(path)]
         if ".so" not in library:
             found_program = shutil.which(library)
             own = [program for program in self.programs() if Path(program).name == library]
@@ -187,18 +191,10 @@ class LibrarySearch:
         return found
 
 
-def _at_path(pattern: str) -> list[str]:
-    """The file with that path, or the ELF files that match the pattern, with links resolved."""
-    if paths.is_file(pattern):
-        return [str(Path(pattern).resolve())]
-    root = Path("/" if pattern.startswith("/") else ".")
-    files = [path for path in paths.fitting(root, pattern.lstrip("/")) if paths.is_file(path)]
-    found = []
-    for path in dict.fromkeys(str(file.resolve()) for file in files):
-        with suppress(OSError), Path(path).open("rb") as file:
-            if file.read(4) == b"\x7fELF":
-                found.append(path)
-    return found
+def _is_elf(path: str) -> bool:
+    with suppress(OSError), Path(path).open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+    return False
 
 
 def linked_libraries(program: str) -> dict[str, str]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import platform
 import struct
-import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 from tracepipe.event.vocabulary import state_text
 from tracepipe.hooks.hook import NAMING_EFFECTS, Probe
-from tracepipe.tracer.engines.engine import Chunk, Store
+from tracepipe.tracer.engines.engine import Chunk, ThreadStore
 from tracepipe.tracer.machine.processes import comm_of
 from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.record import (
@@ -619,24 +617,21 @@ def bounds_ns(bucket: int) -> tuple[int, int]:
 
 
 _BEHIND_BYTES = 32 << 20  # half a million records, a fifth of a second of work
-# The time that adding up may hold the interpreter while the collector, which runs every 2 ms, waits.
-_SWITCH_S = 0.0005
 
 _Reply = SimpleQueue[Snapshot]
 
 
-class LiveSink(Store):
+class LiveSink(ThreadStore):
     """Takes chunks and losses in order; `snapshot` gives the totals at any time, on any thread."""
 
     def __init__(self, *, behind_bytes: int = _BEHIND_BYTES) -> None:
         """`behind_bytes`: how far the totals may lag before chunks are only counted."""
+        super().__init__(self._add_up, "tracepipe-totals")
         self._behind_limit_bytes = behind_bytes
         self._put_bytes = self._added_bytes = 0  # each written on one thread
         self._totals: Totals | None = None
         self._end_ns: int | None = None
         self._items: SimpleQueue[Chunk | Loss | _Reply | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._add_up, name="tracepipe-totals", daemon=True)
-        self._old_switch_s = sys.getswitchinterval()
         self.cpu_losses: dict[str, dict[int, int]] = {}
 
     def begin(self, plan: Plan, start_ns: int) -> None:
@@ -644,8 +639,7 @@ class LiveSink(Store):
         self._totals = Totals(
             map(function_of, plan.probes), syscalls, start_ns, plan.layers, values=plan.values
         )
-        sys.setswitchinterval(_SWITCH_S)
-        self._thread.start()
+        super().begin(plan, start_ns)
 
     def put(self, item: Chunk | Loss) -> None:
         if isinstance(item, Chunk):
@@ -657,25 +651,9 @@ class LiveSink(Store):
         self._end_ns = self._end_ns or time.monotonic_ns()
         self._items.put(None)
 
-    def wait(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
-        return self.is_done
-
     def abandon(self) -> None:
         """Only count what is left."""
         self._behind_limit_bytes = -1
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self.abandon()
-            self.finish()
-            self._thread.join()
-        sys.setswitchinterval(self._old_switch_s)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything that was put is in the totals."""
-        return not self._thread.is_alive()
 
     @property
     def counts(self) -> dict[str, int]:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tracepipe.paths import is_there
+
 # Bits of CapEff, include/uapi/linux/capability.h.
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
@@ -84,7 +86,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
     user_map = _read(root / "proc/self/uid_map").split()
     # systemd's convention, followed by podman, lxc and systemd-nspawn for the first process
     environment = _read(root / "proc/1/environ").split("\0")
-    containers = [name for mark, name in _CONTAINER_MARKS.items() if _exists(root / mark[1:])]
+    containers = [name for mark, name in _CONTAINER_MARKS.items() if is_there(root / mark[1:])]
     containers += [entry[10:] for entry in environment if entry.startswith("container=")]
     files_max = memlock_bytes = None
     with suppress(ImportError):  # not on this system
@@ -107,26 +109,18 @@ def this_machine(root: Path = Path("/")) -> Machine:
         container=containers[0] if containers else "",
         seccomp=int(status["Seccomp"]) if status.get("Seccomp", "").isdigit() else None,
         has_proc=bool(status) and status.get("Pid", str(os.getpid())) == str(os.getpid()),
-        has_sysfs=_exists(root / "sys/kernel"),
+        has_sysfs=is_there(root / "sys/kernel"),
         # `none [integrity] confidentiality`
         lockdown=_read(root / "sys/kernel/security/lockdown").partition("[")[2].partition("]")[0],
         files_max=files_max,
         memlock_bytes=memlock_bytes,
-        tracefs=next((path for path in _TRACEFS if _exists(root / path[1:] / "events")), ""),
-        has_btf=_exists(root / "sys/kernel/btf/vmlinux"),
+        tracefs=next((path for path in _TRACEFS if is_there(root / path[1:] / "events")), ""),
+        has_btf=is_there(root / "sys/kernel/btf/vmlinux"),
         settings={name: int(text) for name, text in settings.items() if text.lstrip("-").isdigit()},
         nvidia=next((word for word in nvidia if word[0].isdigit() and "." in word), ""),
-        nvidia_modules=tuple(name for name in NVIDIA_MODULES if _exists(root / "sys/module" / name)),
+        nvidia_modules=tuple(name for name in NVIDIA_MODULES if is_there(root / "sys/module" / name)),
         profiles_for_admins="RmProfilingAdminOnly: 1" in _read(root / "proc/driver/nvidia/params"),
     )
-
-
-def _exists(path: Path) -> bool:
-    """Whether it exists and can be seen: only root may be able to read a folder above it."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _read(path: Path) -> str:
