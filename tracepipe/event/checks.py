@@ -17,6 +17,7 @@ from tracepipe.event.model import (
     Doc,
     Problem,
     Record,
+    cut_text,
 )
 from tracepipe.event.schema import fields_of, is_record, required_of
 from tracepipe.event.warps import EACH_RANGE, WarpColumns, warps_of
@@ -174,7 +175,7 @@ def _names_fault(record: Record, *lists: str) -> Fault | None:
     """The fault of a name that is too long in one of these lists, or None."""
     for name in lists:
         for at, text in enumerate(record.get(name, ())):
-            if len(text) > NAME_BYTES_MAX // 4 and len(text.encode("utf-8", "replace")) > NAME_BYTES_MAX:
+            if cut_text(text) != text:
                 return f"{name}[{at}]", f"is longer than {NAME_BYTES_MAX} bytes"
     return None
 
@@ -219,13 +220,7 @@ def long_texts(record: Record) -> list[str]:
 
     A field that a record's type does not know may hold anything.
     """
-    return [
-        field
-        for field in _TEXTS
-        if type(text := record.get(field)) is str
-        and len(text) > NAME_BYTES_MAX // 4
-        and len(text.encode("utf-8", "replace")) > NAME_BYTES_MAX
-    ]
+    return [field for field in _TEXTS if type(text := record.get(field)) is str and cut_text(text) != text]
 
 
 _NO_ARGS: dict[str, Any] = {}
@@ -282,8 +277,7 @@ class RecordCheck:
                 problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
             else:
                 for field in long_texts(record):
-                    whole = record[field].encode("utf-8", "replace")
-                    record[field] = whole[:NAME_BYTES_MAX].decode("utf-8", "ignore")
+                    record[field] = cut_text(record[field])
                     text = f"is longer than {NAME_BYTES_MAX} bytes and was cut"
                     problems.append(Problem(line, field, text, skipped=False))
                 good.append(record)

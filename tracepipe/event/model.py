@@ -95,6 +95,14 @@ FLOW_LIMIT: Final = (1 << 52) - 1
 COLUMN_LIMIT: Final = (1 << 63) - 1
 
 
+def cut_text(text: str, most: int = NAME_BYTES_MAX) -> str:
+    """A text, cut to `most` bytes of UTF-8."""
+    if len(text) <= most // 4:
+        return text
+    whole = text.encode("utf-8", "replace")
+    return text if len(whole) <= most else whole[:most].decode("utf-8", "ignore")
+
+
 class HostInstant(TypedDict, total=False):
     """One instant read on the host's clocks, ns each."""
 

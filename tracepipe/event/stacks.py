@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, EventColumns, Int32s, Int64s, distinct
-from tracepipe.event.model import Record
+from tracepipe.event.model import Record, cut_text
 from tracepipe.event.shape import Shape, ShapeColumn
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PLACES_MAX: Final = 1 << 20
 TEXT_BYTES_MAX: Final = 2 << 20
 # A deeper stack is cut to this many frames at its inner end.
 DEPTH_MAX: Final = 256
-_FUNCTION_BYTES_MAX: Final = 4096  # so few long texts do not take the room of all others
+_TEXT_BYTES_MAX: Final = 4096  # so few long texts do not take the room of all others
 _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
 # The files of code that no user wrote: Python's own modules, installed packages, PyTorch where it runs from
 # its sources, and what torch.compile generates.
@@ -83,7 +83,11 @@ class Stacks:
         if record["id"] in self._numbers:
             return False
         frames = [
-            Frame(_cut(one["function"]), _cut(one["file"]) if "file" in one else None, one.get("line"))
+            Frame(
+                cut_text(one["function"], _TEXT_BYTES_MAX),
+                cut_text(one["file"], _TEXT_BYTES_MAX) if "file" in one else None,
+                one.get("line"),
+            )
             for one in record["frames"][:DEPTH_MAX]
         ]
         omitted = record.get("omitted", 0) + len(record["frames"]) - len(frames)
@@ -183,13 +187,6 @@ class Stacks:
         # The last place is for no stack.
         own: Int64s = np.append(np.frombuffer(self._own, np.int32) if self._own else [], NONE)[stacks]
         return own.astype(np.int64)
-
-
-def _cut(text: str) -> str:
-    """The part of a text that is kept."""
-    if len(text) <= _FUNCTION_BYTES_MAX // 4:
-        return text
-    return text.encode("utf-8", "replace")[:_FUNCTION_BYTES_MAX].decode("utf-8", "ignore")
 
 
 # A power of two. Ids of launches are consecutive numbers: this many of the last ones have a place each.

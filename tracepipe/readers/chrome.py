@@ -64,6 +64,7 @@ from tracepipe.event.model import (
     Header,
     Problem,
     Record,
+    cut_text,
 )
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import direction_named
@@ -415,11 +416,9 @@ class ChromeEvents:
         self.last_ns = max(self.last_ns, ts_ns + dur_ns)
 
     def _shortened(self, name: str) -> str:
-        if len(name) <= NAME_BYTES_MAX // 4:
-            return name
-        whole = name.encode("utf-8", "replace")
-        self.cut += len(whole) > NAME_BYTES_MAX
-        return whole[:NAME_BYTES_MAX].decode("utf-8", "ignore")
+        kept = cut_text(name)
+        self.cut += kept != name
+        return kept
 
     # Rows -----------------------------------------------------------------------------------------------
 

@@ -35,13 +35,14 @@ from tracepipe.event.model import (
     HostInstant,
     Problem,
     Record,
+    cut_text,
 )
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.readers.ids import Launches, RangeNumbers
-from tracepipe.readers.recording import Recording, cut_text
+from tracepipe.readers.recording import Recording
 from tracepipe.readers.sqlite_tables import (
     BROKEN,
     AddRow,

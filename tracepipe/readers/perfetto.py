@@ -39,6 +39,7 @@ from tracepipe.event.model import (
     HostInstant,
     Problem,
     Record,
+    cut_text,
 )
 from tracepipe.event.tables import packed
 from tracepipe.readers.perfetto_events import Ordered, TrackEvents
@@ -57,7 +58,7 @@ from tracepipe.readers.perfetto_sequences import (
     defaults_of,
 )
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
-from tracepipe.readers.recording import FirstProblems, Recording, counted_problems, cut_text
+from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
 from tracepipe.readers.sorted_rows import SortedEvents, SortedRow, SortedRows, with_others
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged, text
 

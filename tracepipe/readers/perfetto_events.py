@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.event.model import FLOW_LIMIT, TIME_LIMIT_NS, Record
+from tracepipe.event.model import FLOW_LIMIT, TIME_LIMIT_NS, Record, cut_text
 from tracepipe.event.tables import packed
 from tracepipe.readers.ids import flow_number
 from tracepipe.readers.perfetto_sched import ThreadsInOrder
@@ -47,7 +47,7 @@ from tracepipe.readers.perfetto_sequences import (
     numbers,
 )
 from tracepipe.readers.perfetto_tracks import GLOBAL, Tracks, begun, kernel_name, kind_of
-from tracepipe.readers.recording import cut_text, is_too_deep
+from tracepipe.readers.recording import is_too_deep
 from tracepipe.readers.sorted_rows import Cache, Rows, SortedRow, SortedRows, rows_of
 from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged, text
 

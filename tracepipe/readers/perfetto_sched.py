@@ -24,11 +24,10 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, cut_text
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP, state_text
 from tracepipe.readers.perfetto_tracks import Tracks
-from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_rows import Cache, SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text, varints
 

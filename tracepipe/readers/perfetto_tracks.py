@@ -34,9 +34,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from tracepipe.event.counters import COUNTERS, SUMMARY
-from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record
+from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record, cut_text
 from tracepipe.readers.ids import Ids
-from tracepipe.readers.recording import cut_text
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 
 OWN: Final = ("tracepipe", "capture")

@@ -20,11 +20,11 @@ import numpy as np
 import orjson
 
 from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, event_columns
-from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Header, Problem, Record
+from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Header, Problem, Record, cut_text
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.readers.json_elements import JsonElements, ns_of
-from tracepipe.readers.recording import FirstProblems, Recording, Unusable, cut_text
+from tracepipe.readers.recording import FirstProblems, Recording, Unusable
 from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
 from tracepipe.units import counted
 

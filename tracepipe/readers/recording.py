@@ -21,7 +21,6 @@ from tracepipe.event.columns import (
     signed,
 )
 from tracepipe.event.model import (
-    NAME_BYTES_MAX,
     OTHERS,
     STALLS,
     Header,
@@ -171,14 +170,6 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
         index_of(record),
         NONE,
     )
-
-
-def cut_text(text: str) -> str:
-    """A text, cut to the length that is kept."""
-    if len(text) <= NAME_BYTES_MAX // 4:
-        return text
-    whole = text.encode("utf-8", "replace")
-    return text if len(whole) <= NAME_BYTES_MAX else whole[:NAME_BYTES_MAX].decode("utf-8", "ignore")
 
 
 def event_of_exit(record: Record) -> Record:

@@ -18,13 +18,13 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.columns import Three
-from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Header, Problem, Record
+from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Header, Problem, Record, cut_text
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.readers.ids import Launches
-from tracepipe.readers.recording import Recording, cut_text
+from tracepipe.readers.recording import Recording
 from tracepipe.readers.sqlite_tables import (
     BROKEN,
     AddRow,

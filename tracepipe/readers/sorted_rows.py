@@ -37,12 +37,11 @@ from tracepipe.event.columns import (
     event_columns,
     no_events,
 )
-from tracepipe.event.model import Problem
+from tracepipe.event.model import Problem, cut_text
 from tracepipe.event.shape import shape_of
 from tracepipe.event.tables import new_tables, packed
 from tracepipe.native import library
 from tracepipe.native.signatures import SortedColumns
-from tracepipe.readers.recording import cut_text
 
 
 def unnamed_file() -> BinaryIO:

@@ -17,11 +17,10 @@ from urllib.parse import quote
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, SPECIAL, Row, SourceBatch, event_columns, signed
-from tracepipe.event.model import NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.model import NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record, cut_text
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import Warps
-from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sqlite_sidecars import recovered
 from tracepipe.units import counted
 

@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from tracepipe.event.columns import SourceBatch
-from tracepipe.event.model import ID_LIMIT, MASK_LIMIT, TIME_LIMIT_NS, Record
+from tracepipe.event.model import ID_LIMIT, MASK_LIMIT, TIME_LIMIT_NS, Record, cut_text
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
 from tracepipe.readers.ids import LAUNCHES
@@ -45,7 +45,6 @@ from tracepipe.readers.recording import (
     Recording,
     Unusable,
     counted_problems,
-    cut_text,
     is_too_deep,
     not_json,
 )

@@ -30,10 +30,10 @@ from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
-from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Header, Problem, Record
+from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.ids import LAUNCHES, Ids, flow_number
-from tracepipe.readers.recording import FirstProblems, Recording, counted_problems, cut_text
+from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
 from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE, SortedEvents, batches_of
 from tracepipe.readers.wire_fields import (
     BYTES,
