@@ -27,9 +27,8 @@ from tracepipe.tracer.gpu.engines.channel import (
     Crowded,
     Kind,
     MemoryLimit,
-    add_loss,
 )
-from tracepipe.tracer.gpu.engines.streams import FRAME, STACK, GpuRenderer
+from tracepipe.tracer.gpu.engines.streams import FRAME, STACK, GpuRenderer, Recording
 
 Make = Callable[[], GpuRenderer]
 
@@ -221,9 +220,10 @@ def test_a_name_without_an_end_is_cut() -> None:
 
 
 def test_a_loss_is_at_most_what_a_file_can_state() -> None:
-    losses = {"gpu_warp": COUNT_LIMIT - 1}
-    add_loss(losses, "gpu_warp", COUNT_LIMIT)
-    assert losses == {"gpu_warp": COUNT_LIMIT}
+    recording = Recording({})
+    recording.losses["gpu_warp"] = COUNT_LIMIT - 1
+    recording.count_lost("gpu_warp", COUNT_LIMIT)
+    assert recording.losses == {"gpu_warp": COUNT_LIMIT}
 
 
 def test_room_that_is_not_there_is_not_taken() -> None:

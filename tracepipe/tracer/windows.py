@@ -150,7 +150,7 @@ class WindowCourse:
                 left = 1 if windows.delay_ns else windows.limit - self.count
                 attachment.arm(left)
                 if device is not None:
-                    device.arm(left)
+                    device.channel.arm(left)
             self._is_armed = True
         is_held = self.count > count and attachment is not None and attachment.asked() is not None
         if self.is_open != was_open and not has_device_turned:
@@ -160,7 +160,7 @@ class WindowCourse:
             self._device_due_ns = now_ns + (_ALONE_NS if is_seen and not is_held else 0)
         # The libraries in the command follow, unless they have begun or ended their windows themselves.
         if device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
-            device.set_window(is_open=self.is_open)
+            device.channel.set_window(is_open=self.is_open)
             self._device_due_ns = None
         if attachment is None:
             return ended_by
@@ -205,7 +205,7 @@ class WindowCourse:
             return self._closed_ns + self.request.windows.delay_ns
         if self._begins_by.is_sent or not self._is_armed:
             return None
-        counts = attachment if self._begins_by.is_probed or self._device is None else self._device
+        counts = attachment if self._begins_by.is_probed or not self._device else self._device.channel
         hits = counts.hits()
         if self._pace is None:
             self._pace = Pace(self._begins_by.number, hits)
@@ -217,7 +217,7 @@ class WindowCourse:
         if self.is_open:
             self._close(now_ns, Cause.END)
         if self._device is not None:
-            self._device.set_window(is_open=False)
+            self._device.channel.set_window(is_open=False)
 
     def why_none(self) -> tuple[str, str]:
         """Why no window began, and a hint: two lines for the user."""
@@ -245,7 +245,7 @@ class WindowCourse:
                 self._note_begin(ts_ns)
             elif not begins and self.is_open:
                 self._note_end(ts_ns)
-        turns = self._device.turns() if self._device else []
+        turns = self._device.channel.turns() if self._device else []
         for ts_ns, begins in turns:
             self._device_due_ns = None
             # Follow a process that began or ended a window, unless the probes saw that too.

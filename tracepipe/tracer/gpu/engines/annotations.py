@@ -252,13 +252,12 @@ class _AnnotationKeeper(Keeper):
     def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
         super().__init__(memory, kinds)
         self._events = _AnnotationEvents(memory)
-        self._threads: dict[tuple[int, int], EvictedRecord] = {}
 
     def carried(self) -> Carried:
         """Texts count as known; open ranges and names of threads, which become lines, as under way."""
-        begun = [EvictedRecord(opened.began_ns, opened.content) for opened in self._events.open_ranges()]
-        ordered = sorted([*begun, *self._threads.values()], key=lambda evicted: evicted.time_ns)
-        return Carried(super().carried().known, b"".join(evicted.content for evicted in ordered))
+        opened = self._events.open_ranges()
+        self._under_way[()] = [EvictedRecord(one.began_ns, one.content) for one in opened]
+        return super().carried()
 
     def add(self, record: GpuRecord, content: bytes) -> None:
         for event, opened in self._events.events_of(record):
@@ -271,9 +270,8 @@ class _AnnotationKeeper(Keeper):
                 opened.content = content
         if record.kind == AnnotationKind.LABEL and LABEL.unpack_from(record.payload)[0] == Label.THREAD:
             self._memory.use(ENTRY_BYTES + len(content))
-            self._threads[record.pid, LABEL.unpack_from(record.payload)[3]] = EvictedRecord(
-                record.time_ns, content
-            )
+            key = record.pid, LABEL.unpack_from(record.payload)[3]
+            self._under_way[key] = [EvictedRecord(record.time_ns, content)]
         else:
             super().add(record, content)
 

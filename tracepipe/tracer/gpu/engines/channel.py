@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.records.record import Loss
 
@@ -156,30 +156,6 @@ class MemoryLimit:
     def release(self, size_bytes: int) -> None:
         """Count memory as free again."""
         self.left_bytes += size_bytes
-
-
-class RefusedRecords:
-    """Counts skipped records until they are written as losses."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-
-    def count(self, refusal: Exception) -> None:
-        """Count a record by the exception that it raised."""
-        reason = CROWDED if isinstance(refusal, Crowded) else MALFORMED
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-
-    def new_losses(self, losses: dict[str, int]) -> Iterator[dict[str, Any]]:
-        """The losses since the last call, as records of an event file; they are added to `losses`."""
-        counts, self._counts = self._counts, {}
-        for reason, count in counts.items():
-            add_loss(losses, "unknown", count)
-            yield {"type": "loss", "count": count, "reason": reason}
-
-
-def add_loss(losses: dict[str, int], layer: str, count: int) -> None:
-    """Add to the losses of a layer, up to the greatest count of a file."""
-    losses[layer] = min(losses.get(layer, 0) + count, COUNT_LIMIT)
 
 
 def check_span(start_ns: int, end_ns: int) -> None:

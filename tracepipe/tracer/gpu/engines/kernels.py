@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT
@@ -36,7 +36,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     GpuRecord,
     Malformed,
     MemoryLimit,
-    add_loss,
     check_span,
     put_bounded,
     text,
@@ -44,6 +43,8 @@ from tracepipe.tracer.gpu.engines.channel import (
 from tracepipe.tracer.gpu.engines.stalls import STALL_LAYER, STALLS_VARIABLE, StallDecoder, StallKind
 from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
+    Event,
+    EvictedRecord,
     Finder,
     Keeper,
     MakeDecoder,
@@ -58,10 +59,8 @@ from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import CALL as CALL_SPAN
 from tracepipe.tracer.records.unrendered import KERNEL as KERNEL_SPAN
-from tracepipe.tracer.records.unrendered import Carried, Span, Wanted
+from tracepipe.tracer.records.unrendered import Span, Wanted
 from tracepipe.units import counted
-
-Event = dict[str, Any]
 
 
 class KernelKind(IntEnum):
@@ -230,20 +229,14 @@ class _Work:
 
 
 class _KernelKeeper(Keeper):
-    """Keeps names of functions, and whether another profiler took over CUPTI; ended work needs only names."""
-
-    def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
-        super().__init__(memory, kinds)
-        self._taken: dict[int, bytes] = {}
+    """Keeps names of functions, as ended work needs only names, and that another profiler took over CUPTI in
+    a process. The latter counts as under way, as it is a loss.
+    """
 
     def add(self, record: GpuRecord, content: bytes) -> None:
         if record.kind == KernelKind.TAKEN:
-            self._taken[record.pid] = content
+            self._under_way[(record.pid,)] = [EvictedRecord(record.time_ns, content)]
         super().add(record, content)
-
-    def carried(self) -> Carried:
-        """That another profiler took over CUPTI in a process counts as under way, as it is a loss."""
-        return Carried(super().carried().known, b"".join(self._taken.values()))
 
 
 class _KernelFinder(Finder):
@@ -273,6 +266,9 @@ class _KernelFinder(Finder):
                     yield Span(found[0], end_ns - start_ns)
 
 
+MakeEvents = Callable[[_Work, GpuRecord, tuple[int, ...]], Iterator[Event]]
+
+
 class KernelDecoder(Decoder):
     """Makes lines of GPU work and of API calls."""
 
@@ -280,30 +276,24 @@ class KernelDecoder(Decoder):
     kept = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO})
     whole = frozenset(LAYERS)
     keeper, finder = _KernelKeeper, _KernelFinder
-    _layouts: ClassVar[Mapping[int, struct.Struct]] = {
-        KernelKind.KERNEL: KERNEL,
-        KernelKind.COPY: COPY,
-        KernelKind.SET: SET,
-        KernelKind.CALL: CALL,
-        KernelKind.MEMORY: MEMORY,
-    }
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
         self._work: dict[int, _Work] = {}
         self._waiting: list[GpuRecord] = []
         self._unended: Counter[tuple[int, str]] = Counter()
-        self._make: Mapping[int, Callable[[_Work, GpuRecord, tuple[int, ...]], Iterable[Event]]] = {
-            KernelKind.KERNEL: self._kernel,
-            KernelKind.COPY: self._copy,
-            KernelKind.SET: self._set,
-            KernelKind.CALL: self._call,
-            KernelKind.MEMORY: self._memory,
+        self._layouts: Mapping[int, tuple[struct.Struct, MakeEvents]] = {
+            KernelKind.KERNEL: (KERNEL, self._kernel),
+            KernelKind.COPY: (COPY, self._transfer),
+            KernelKind.SET: (SET, self._transfer),
+            KernelKind.CALL: (CALL, self._call),
+            KernelKind.MEMORY: (MEMORY, self._memory),
         }
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        layout = self._layouts.get(record.kind)
-        return (LAYERS[record.kind], len(record.payload) // layout.size) if layout else ("", 0)
+        if record.kind not in LAYERS:
+            return "", 0
+        return LAYERS[record.kind], len(record.payload) // self._layouts[record.kind][0].size
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
         """Take a name; keep what becomes lines, as a name follows its kernel if it found no room at first."""
@@ -332,15 +322,14 @@ class KernelDecoder(Decoder):
                 try:
                     events += self._events_of(self._work[record.pid], record)
                 except REFUSALS as refusal:
-                    self._recording.refused.count(refusal)
+                    self._recording.refuse(refusal)
         for work in self._work.values():
             events += work.with_clock(work.launches.late(work.now_ns))
         events += self._taken_over(waiting)
         now_ns = max((record.time_ns for record in waiting), default=0)
         for (pid, layer), count in self._unended.items():
-            add_loss(self._recording.losses, layer, count)
             reason = f"process {pid}: {count} had not ended when the recording did"
-            events.append({"ts_ns": now_ns, "type": "loss", "layer": layer, "count": count, "reason": reason})
+            events.append(self._recording.loss(layer, count, reason, now_ns))
         self._unended.clear()
         self._recording.stacks.write_new(lines)
         _write(lines, events)
@@ -351,7 +340,8 @@ class KernelDecoder(Decoder):
 
     def _events_of(self, work: _Work, record: GpuRecord) -> list[Event]:
         """The events of a record."""
-        make, some = self._make[record.kind], list(self._layouts[record.kind].iter_unpack(record.payload))
+        layout, make = self._layouts[record.kind]
+        some = list(layout.iter_unpack(record.payload))
         work.now_ns = max(work.now_ns, record.time_ns)
         made = [event for values in some for event in make(work, record, values)]
         if record.kind == KernelKind.KERNEL:
@@ -379,11 +369,10 @@ class KernelDecoder(Decoder):
             which = counted(count, "launch|launches and all later ones") if count else "later launches"
             reason = f"another profiler took over CUPTI in process {record.pid}: kernels of {which} are lost"
             self._recording.note(f"{reason}; run the program without that profiler to record them")
-            # At least 1, as something was lost even if no launch is known.
-            add_loss(self._recording.losses, "gpu_kernel", max(count, 1))
-            loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}
             until_ns = max(until_ns, self._recording.resumed_ns or 0)
-            losses.append({"ts_ns": until_ns, "dur_ns": max(0, noticed_ns - until_ns)} | loss)
+            dur_ns = max(0, noticed_ns - until_ns)
+            # At least 1, as something was lost even if no launch is known.
+            losses.append(self._recording.loss("gpu_kernel", max(count, 1), reason, until_ns, dur_ns))
         return losses
 
     def _kernel(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
@@ -405,24 +394,22 @@ class KernelDecoder(Decoder):
         event |= {"grid": values[8:11], "block": values[11:14]}
         yield event | {"args": args | _where(context, graph, node)}
 
-    def _copy(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
-        start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph, to_gpu = values[:10]
-        direction, from_kind, to_kind, flags = values[10:]
+    def _transfer(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
+        start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph = values[:9]
         event = _work_event("transfer", work, record, (start_ns, end_ns), (gpu, stream, correlation))
-        event["name"] = _name_at(_DIRECTIONS, direction) or "copy"
         args: Event = {"size": size_bytes, "correlation": event["launch"]}
-        args |= {"from": _name_at(_MEMORIES, from_kind), "to": _name_at(_MEMORIES, to_kind)}
-        args["async"] = bool(flags & _ASYNCHRONOUS)
-        if to_gpu != gpu:
-            args["to_gpu"] = work.process.gpus.get(to_gpu, to_gpu)
+        if record.kind == KernelKind.SET:
+            value, kind = values[9:]
+            event["name"] = "set"
+            args |= {"value": value, "to": _name_at(_MEMORIES, kind)}
+        else:
+            to_gpu, direction, from_kind, to_kind, flags = values[9:]
+            event["name"] = _name_at(_DIRECTIONS, direction) or "copy"
+            args |= {"from": _name_at(_MEMORIES, from_kind), "to": _name_at(_MEMORIES, to_kind)}
+            args["async"] = bool(flags & _ASYNCHRONOUS)
+            if to_gpu != gpu:
+                args["to_gpu"] = work.process.gpus.get(to_gpu, to_gpu)
         yield event | {"args": args | _where(context, graph, node)}
-
-    def _set(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
-        start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph, value, kind = values
-        event = _work_event("transfer", work, record, (start_ns, end_ns), (gpu, stream, correlation))
-        args: Event = {"size": size_bytes, "correlation": event["launch"]}
-        args |= {"value": value, "to": _name_at(_MEMORIES, kind)} | _where(context, graph, node)
-        yield event | {"name": "set", "args": args}
 
     def _call(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
         start_ns, end_ns, stack, domain, function, tid, correlation, result = values

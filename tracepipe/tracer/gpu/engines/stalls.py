@@ -18,7 +18,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     REFUSALS,
     GpuRecord,
     Malformed,
-    add_loss,
     check_span,
     printable,
     text,
@@ -85,7 +84,7 @@ class StallDecoder(Decoder):
             try:
                 made = self._samples(record)
             except REFUSALS as refusal:
-                self._recording.refused.count(refusal)
+                self._recording.refuse(refusal)
                 continue
             for line in made:
                 lines.record(line)
@@ -97,15 +96,9 @@ class StallDecoder(Decoder):
             check_span(start_ns, end_ns)
             if not 0 < start_ns <= end_ns or not 0 < count <= COUNT_LIMIT:
                 raise Malformed
-            add_loss(self._recording.losses, STALL_LAYER, count)
             reason = printable(text(record.payload[: LOSS.size + _REASON_BYTES], LOSS.size))
-            loss: dict[str, Any] = {"type": "loss", "layer": STALL_LAYER, "count": count}
-            loss |= {
-                "reason": f"process {record.pid}: {reason}",
-                "ts_ns": start_ns,
-                "dur_ns": end_ns - start_ns,
-            }
-            return [loss]
+            reason = f"process {record.pid}: {reason}"
+            return [self._recording.loss(STALL_LAYER, count, reason, start_ns, end_ns - start_ns)]
         start_ns, end_ns, gpu, period_log2 = HEAD.unpack_from(record.payload)
         check_span(start_ns, end_ns)
         entries = list((STALL_PC if is_by_pc else STALL).iter_unpack(record.payload[HEAD.size :]))
@@ -115,7 +108,7 @@ class StallDecoder(Decoder):
         head |= {"ts_ns": start_ns, "dur_ns": end_ns - start_ns, "pid": record.pid}
         head |= {"gpu": process.gpus.get(gpu, gpu), "period_cycles": 1 << period_log2}
         if not is_by_pc:
-            self.stall_samples += sum(samples for _, _, samples in entries)
+            self._recording.stall_samples += sum(samples for _, _, samples in entries)
             entries = [(function, 0, 0, -1, reason, samples) for function, reason, samples in entries]
             if not entries:
                 return [head | {"functions": [], "reasons": [], "function": [], "reason": [], "samples": []}]

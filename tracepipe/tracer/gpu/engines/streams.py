@@ -28,8 +28,10 @@ from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.build.driver import limits_of, uuid_text
 from tracepipe.tracer.gpu.engines.channel import (
     CHANNEL_BYTES,
+    CROWDED,
     ENTRY_BYTES,
     GPU,
+    MALFORMED,
     PROCESS_BYTES,
     REFUSALS,
     Channel,
@@ -38,7 +40,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     Kind,
     Malformed,
     MemoryLimit,
-    RefusedRecords,
     note,
     placed_records,
     read_name,
@@ -57,6 +58,7 @@ FRAME: Final = struct.Struct("<QIHxx")
 """number, line, bytes of the function's name; that and the file's follow."""
 _STACK_BYTES: Final = 512  # roughly, for each stack or frame without its texts and frames
 
+Event = dict[str, Any]
 _Frames = tuple[int, tuple[int, ...]]
 """The number of frames left out, and the numbers of the others."""
 
@@ -165,11 +167,12 @@ class Recording:
     """The state that the decoders of a renderer share."""
 
     def __init__(self, gpus: Mapping[str, int]) -> None:
-        self.memory, self.refused = MemoryLimit(), RefusedRecords()
+        self.memory, self._refused = MemoryLimit(), Counter[str]()
         self.stacks, self.gpus = PythonStacks(self.memory), GpuNumbers(gpus)
         self.processes: dict[int, Process] = {}
         self.notes: list[str] = []
         self.losses: dict[str, int] = {}
+        self.stall_samples = 0
         self.resumed_ns: int | None = None
         """Set while records are rendered of what began before the recording: it begins at this time."""
         self._short_names: dict[str, str] = {}
@@ -181,6 +184,27 @@ class Recording:
             self.memory.use(PROCESS_BYTES)
             process = self.processes[pid] = Process(len(self.processes))
         return process
+
+    def refuse(self, refusal: Exception) -> None:
+        """Count a skipped record, by the exception that it raised, until it is written as a loss."""
+        self._refused[CROWDED if isinstance(refusal, Crowded) else MALFORMED] += 1
+
+    def write_refused(self, lines: Lines) -> None:
+        """Add the losses of the records that were skipped since the last call."""
+        for reason, count in self._refused.items():
+            self.count_lost("unknown", count)
+            lines.record({"type": "loss", "count": count, "reason": reason})
+        self._refused.clear()
+
+    def count_lost(self, layer: str, count: int) -> None:
+        """Add to the losses of a layer, up to the greatest count of a file."""
+        self.losses[layer] = min(self.losses.get(layer, 0) + count, COUNT_LIMIT)
+
+    def loss(self, layer: str, count: int, reason: str, start_ns: int, dur_ns: int | None = None) -> Event:
+        """The record of a loss, which is counted; without `dur_ns` it is at an instant."""
+        self.count_lost(layer, count)
+        lost = {"ts_ns": start_ns} if dur_ns is None else {"ts_ns": start_ns, "dur_ns": dur_ns}
+        return lost | {"type": "loss", "layer": layer, "count": count, "reason": reason}
 
     def note(self, words: str) -> None:
         """Add a message for the user, once. May raise Crowded."""
@@ -197,12 +221,22 @@ class Recording:
         return short
 
 
+class EvictedRecord(NamedTuple):
+    """The bytes of a record, and its time."""
+
+    time_ns: int
+    content: bytes
+
+
 class Keeper:
-    """Keeps evicted records of `kinds`, which later ones need; of equal ones only the last."""
+    """Keeps evicted records of `kinds`, which later ones need; of equal ones only the last. Subclasses also
+    keep records that become lines, in `_under_way`.
+    """
 
     def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
         self._memory, self._kinds = memory, kinds
         self._known: dict[tuple[int, int, bytes], bytes] = {}
+        self._under_way: dict[tuple[int, ...], list[EvictedRecord]] = {}
 
     def add(self, record: GpuRecord, content: bytes) -> None:
         """Add an evicted record, with its bytes. May raise one of REFUSALS."""
@@ -210,8 +244,9 @@ class Keeper:
             self._keep(record, content, bytes(record.payload))
 
     def carried(self) -> Carried:
-        """The records that later ones need now."""
-        return Carried(b"".join(self._known.values()))
+        """The records that later ones need now; those under way are in order of time."""
+        begun = sorted((e for some in self._under_way.values() for e in some), key=lambda e: e.time_ns)
+        return Carried(b"".join(self._known.values()), b"".join(evicted.content for evicted in begun))
 
     def _keep(self, record: GpuRecord, content: bytes, identity: bytes) -> None:
         """Keep a record in place of an earlier one with the same identity."""
@@ -219,13 +254,6 @@ class Keeper:
         if key not in self._known:
             self._memory.use(ENTRY_BYTES + len(content) + len(identity))
         self._known[key] = content
-
-
-class EvictedRecord(NamedTuple):
-    """The bytes of a record, and its time."""
-
-    time_ns: int
-    content: bytes
 
 
 class ChannelCarry:
@@ -321,8 +349,6 @@ class Decoder(ABC):
     """The kinds whose records are complete without earlier ones."""
     keeper: ClassVar[type[Keeper]] = Keeper
     finder: ClassVar[type[Finder]] = Finder
-    stall_samples = 0
-    """Samples of what warps wait for, which are not counted as events."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -414,10 +440,10 @@ class GpuRenderer:
     @property
     def stall_samples(self) -> int:
         """Samples of what warps wait for so far, which are not counted as events."""
-        return sum(decoder.stall_samples for decoder in self._decoders)
+        return self.recording.stall_samples
 
     def render(self, chunk: bytes) -> Lines:
-        lines, refused = Lines(), self.recording.refused
+        lines = Lines()
         for record in records(chunk):
             decoder = self._by_kind.get(record.kind)
             try:
@@ -425,11 +451,10 @@ class GpuRenderer:
                     raise Malformed
                 decoder.add(lines, record)
             except REFUSALS as refusal:
-                refused.count(refusal)
+                self.recording.refuse(refusal)
         for decoder in self._decoders:
             decoder.end_chunk(lines)
-        for loss in refused.new_losses(self.recording.losses):
-            lines.record(loss)
+        self.recording.write_refused(lines)
         return lines
 
     def rest(self) -> Iterator[Lines]:
@@ -612,22 +637,6 @@ class GpuEngine:
         self.channel.expect_windows()
         for stream in self.streams:
             stream.expect_windows()
-
-    def arm(self, windows: int) -> None:
-        """From now on, processes begin and end windows at their triggers, at most this many."""
-        self.channel.arm(windows)
-
-    def set_window(self, *, is_open: bool) -> None:
-        """Begin a window, or end the open one, unless a process has already done so."""
-        self.channel.set_window(is_open=is_open)
-
-    def hits(self) -> int:
-        """How often a trigger that the library sees happened since `arm`, or since the last window began."""
-        return self.channel.hits()
-
-    def turns(self) -> list[Turn]:
-        """The begins and ends of windows by processes since the last call."""
-        return self.channel.turns()
 
     def turned(self, turn: Turn) -> None:
         """Called in order of time when a window begins or ends, or a recording without windows."""

@@ -47,7 +47,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     Kind,
     Malformed,
     MemoryLimit,
-    add_loss,
     printable,
     read_name,
 )
@@ -305,27 +304,24 @@ class _Work:
 
 
 class _WarpKeeper(Keeper):
-    """Keeps each stream's first launch, which numbers it, the last launch, open calls, last clock pairs."""
+    """Keeps names, each stream's first launch, which numbers it, and the last launch. Open calls and the last
+    clock pairs, which become lines, count as under way.
+    """
 
     def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
         super().__init__(memory, kinds)
         self._launches: dict[int, bytes] = {}
-        self._calls: dict[int, list[EvictedRecord]] = {}
-        self._clocks: dict[tuple[int, int], list[EvictedRecord]] = {}
 
     def carried(self) -> Carried:
-        """Names and launches count as known; open calls and clock pairs, which are lines, as under way."""
-        begun = [*self._calls.values(), *self._clocks.values()]
-        ordered = sorted((evicted for some in begun for evicted in some), key=lambda evicted: evicted.time_ns)
-        known = super().carried().known + b"".join(self._launches.values())
-        return Carried(known, b"".join(evicted.content for evicted in ordered))
+        known, under_way = super().carried()
+        return Carried(known + b"".join(self._launches.values()), under_way)
 
     def add(self, record: GpuRecord, content: bytes) -> None:
         evicted = EvictedRecord(record.time_ns, content)
         if record.kind in (WarpKind.CALL_ENTER, WarpKind.CALL_EXIT):
-            if record.tid not in self._calls:
+            if (record.tid,) not in self._under_way:
                 self._memory.use(ENTRY_BYTES)
-            calls = self._calls.setdefault(record.tid, [])
+            calls = self._under_way.setdefault((record.tid,), [])
             del calls[: -OPEN_CALLS_MAX + 1]  # the returns of those were lost
             if record.kind == WarpKind.CALL_ENTER:
                 calls.append(evicted)
@@ -338,7 +334,7 @@ class _WarpKeeper(Keeper):
             self._launches[record.pid] = content
         elif record.kind == Kind.CLOCK:
             (gpu, *_) = CLOCK.unpack_from(record.payload)
-            pairs = self._clocks.setdefault((record.pid, gpu), [])
+            pairs = self._under_way.setdefault((record.pid, gpu), [])
             pairs.append(evicted)
             del pairs[:-_CLOCK_PAIRS]
         else:
@@ -532,17 +528,10 @@ class WarpDecoder(Decoder):
         if count > COUNT_LIMIT:
             raise Malformed
         layer = _RANGES if why == MARKS_LOST else "gpu_warp"
-        add_loss(self._recording.losses, layer, count)
         reason = LOST_WHY.get(why, f"reason {why}")
         if launch:  # else the loss is of many launches
             reason = f"launch {launch}: {reason}"
-        return {
-            "type": "loss",
-            "layer": layer,
-            "ts_ns": record.time_ns,
-            "count": count,
-            "reason": reason,
-        }
+        return self._recording.loss(layer, count, reason, record.time_ns)
 
     def _stream(self, work: _Work, handle: int) -> int:
         if handle not in work.streams:
