@@ -257,8 +257,22 @@ def check(request: CaptureRequest) -> None:
             f"{duration_text(COUNTERS_MOST_NS)}.",
             "Write --gpu-counters 1ms or 200us.",
         )
-    if request.gpu_stalls:
-        _check_stalls(request, given)
+    of_warps_layers = [layer for layer in request.layers if GPU_LAYERS.get(layer) == "warps"]
+    by = "--gpu warps" if request.gpu == "warps" else given or ", ".join(of_warps_layers)
+    if request.gpu_stalls and by:
+        raise TracepipeError(
+            f"CUPTI samples stall reasons, and cannot be used together with {by}.",
+            "Make two recordings: one with --gpu-stalls, and one of the warps.",
+        )
+    if request.gpu_stalls and interval_ns is not None:
+        raise TracepipeError(
+            "A GPU's hardware has one sampler: --gpu-counters and --gpu-stalls exclude each other.",
+            "Make two recordings, one with each.",
+        )
+    if request.gpu_stalls and not request.command:
+        raise TracepipeError(
+            "Stall reasons can be sampled only from a program's start.", "Give a command after --."
+        )
     if not request.command and ANNOTATION in request.layers:
         raise TracepipeError(
             "Annotations can be recorded only from a program's start.",
@@ -276,27 +290,6 @@ def check(request: CaptureRequest) -> None:
         )
 
 
-def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
-    """Raise TracepipeError if stalls cannot be sampled with the other options."""
-    of_warps_layers = [layer for layer in request.layers if GPU_LAYERS.get(layer) == "warps"]
-    by = "--gpu warps" if request.gpu == "warps" else of_warps_given or ", ".join(of_warps_layers)
-    if by:
-        raise TracepipeError(
-            f"CUPTI samples stall reasons, and cannot be used together with {by}.",
-            "Make two recordings: one with --gpu-stalls, and one of the warps.",
-        )
-    if request.gpu_counters_ns is not None:
-        raise TracepipeError(
-            "A GPU's hardware has one sampler: --gpu-counters and --gpu-stalls exclude each other.",
-            "Make two recordings, one with each.",
-        )
-    if not request.command:
-        raise TracepipeError(
-            "Stall reasons can be sampled only from a program's start.",
-            "Give a command after --.",
-        )
-
-
 def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_device: bool) -> Choice:
     """The engine for a request with `auto`. Raises TracepipeError if its command is not a program."""
     given = given_for_warps(request)
@@ -310,8 +303,14 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
         )
     if given:
         return Choice("warps", f"by {given}")
-    if wanted := _calls_wanted(request):
-        return Choice("off", wanted, "--gpu kernels or warps records every call")
+    # Only probes can select calls.
+    options = [option for name, option in _OF_PROBES.items() if getattr(request, name)]
+    options += ["--min-duration"] if request.filters.min_duration_ns else []
+    options += ["--sample"] if request.filters.sample > 1 else []
+    if options or "userspace" not in request.layers:
+        why = f"{' and '.join(options)} need probes"
+        why = why if "userspace" in request.layers else "--layers leaves out userspace"
+        return Choice("off", why, "--gpu kernels or warps records every call")
     if request.last is not None:
         return Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
     if request.windows.are_asked:
@@ -359,13 +358,3 @@ def given_for_warps(request: CaptureRequest) -> str:
     usual = CaptureRequest()
     given = [name for name in _OF_WARPS if getattr(request, name) != getattr(usual, name)]
     return " and ".join(_OF_WARPS[name] for name in given)
-
-
-def _calls_wanted(request: CaptureRequest) -> str:
-    """Why only some calls are wanted, which only probes can select; "" where all calls are recorded."""
-    if "userspace" not in request.layers:
-        return "--layers leaves out userspace"
-    options = [option for name, option in _OF_PROBES.items() if getattr(request, name)]
-    options += ["--min-duration"] if request.filters.min_duration_ns else []
-    options += ["--sample"] if request.filters.sample > 1 else []
-    return f"{' and '.join(options)} need probes" if options else ""

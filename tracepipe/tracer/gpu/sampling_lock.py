@@ -16,6 +16,7 @@ import errno
 import socket
 import struct
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -28,33 +29,21 @@ _COMMAND_LENGTH: Final = 80
 _ASKING_MAX: Final = 1024  # connections stay in the queue, as nobody accepts them
 
 
-class SamplingLock:
+class SamplingLock(ExitStack):
     """The right to sample some GPUs, until `close` or the end of this process. It is a context manager."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
         """Lock all GPUs of these UUIDs, or none. Raises CaptureUnavailable, which names a holder."""
-        self._held: list[socket.socket] = []
+        super().__init__()
         try:
             for uuid in sorted({uuid.lower() for uuid in uuids}):
-                self._held.append(_taken(uuid))
+                self.enter_context(_lock(uuid))
         except BaseException:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Release the GPUs."""
-        for held in self._held:
-            held.close()
-        self._held = []
 
-    def __enter__(self) -> SamplingLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _taken(uuid: str) -> socket.socket:
+def _lock(uuid: str) -> socket.socket:
     """The lock of one GPU."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # not inherited by a command
     try:

@@ -112,7 +112,13 @@ class Cache:
                     raise CaptureUnavailable(
                         f"{scratch / 'made'} is not a file that a compiler makes.", "Try again without sudo."
                     )
-                _copy(made, path)
+                # At most as many bytes as a build can have, into a new file.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                left = _BUILD_BYTES_MAX
+                with os.fdopen(os.open(path, flags, 0o755), "wb") as file:
+                    while left > 0 and (piece := os.read(made, _PIECE_BYTES)):
+                        file.write(piece)
+                        left -= len(piece)
             finally:
                 os.close(made)
         finally:
@@ -165,13 +171,3 @@ def _make_folder(folder: Path) -> None:
         _make_folder(folder.parent)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o755)
-
-
-def _copy(source: int, path: Path) -> None:
-    """Copy an open file to a new one, at most as many bytes as a build can have."""
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o755)
-    left = _BUILD_BYTES_MAX
-    with os.fdopen(target, "wb") as file:
-        while left > 0 and (piece := os.read(source, _PIECE_BYTES)):
-            file.write(piece)
-            left -= len(piece)

@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -169,7 +169,7 @@ def find_parts(
     environment = os.environ if environment is None else environment
     packages = [Path(folder) for folder in sys.path if folder] if packages is None else list(packages)
     search = environment.get("PATH", os.defpath)
-    kits = list(_kits(environment, packages, root))
+    kits = _kits(environment, packages, root)
     nvcc = [str(kit / "bin/nvcc") for kit in kits] + [shutil.which("nvcc", path=search)]
     return Parts(
         find_gxx(search, user),
@@ -188,43 +188,38 @@ def find_gxx(search: str, user: Owner) -> list[Compiler]:
     return _compilers((shutil.which(name, path=search) for name in ("g++", "c++", "clang++")), user)
 
 
-def _kits(environment: Mapping[str, str], packages: list[Path], root: Path) -> Iterator[Path]:
+def _kits(environment: Mapping[str, str], packages: list[Path], root: Path) -> list[Path]:
     """Folders with some or all of the parts; folders that the user has named come first."""
-    found: dict[Path, None] = {}
-    for name in ("CUDA_HOME", "CUDA_PATH"):
-        if environment.get(name):
-            found[Path(environment[name])] = None
-    for package in packages:
-        found.update(dict.fromkeys(reversed(paths.fitting(package, "nvidia/*"))))
     nvcc = shutil.which("nvcc", path=environment.get("PATH", os.defpath))
-    if nvcc:
-        found[Path(nvcc).resolve().parent.parent] = None
-    found[root / "usr/local/cuda"] = None
-    found.update(dict.fromkeys(reversed(paths.fitting(root / "usr/local", "cuda-*"))))
-    found.update(dict.fromkeys([root / "opt/cuda", root / "usr"]))
-    known = set()
+    found = [
+        *(Path(environment[name]) for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)),
+        *(kit for package in packages for kit in reversed(paths.fitting(package, "nvidia/*"))),
+        *([Path(nvcc).resolve().parent.parent] if nvcc else []),
+        root / "usr/local/cuda",
+        *reversed(paths.fitting(root / "usr/local", "cuda-*")),
+        root / "opt/cuda",
+        root / "usr",
+    ]
+    kits: dict[Path, Path] = {}
     for kit in found:
-        # /usr/local/cuda is a link to one of the others.
-        if os.access(kit, os.R_OK | os.X_OK) and kit.resolve() not in known:
-            known.add(kit.resolve())
-            yield kit
+        if os.access(kit, os.R_OK | os.X_OK):  # /usr/local/cuda is a link to one of the others
+            kits.setdefault(kit.resolve(), kit)
+    return list(kits.values())
 
 
 def _parts(kits: list[Path], packages: list[Path], header: str, library: str) -> list[Part]:
     """Kits that have both the header and the library, newest version first."""
     found = []
     for kit in kits:
-        headers = [folder for folder in _folders(kit, _HEADERS, "include") if _is_file(folder / header)]
-        files = [
-            file for folder in _folders(kit, _LIBRARIES, "lib") for file in paths.fitting(folder, library)
-        ]
-        if not headers or not files:
-            continue
-        cuda = [folder for folder in _folders(kit, _HEADERS, "include") if _is_file(folder / "cuda.h")]
+        folders = _folders(kit, _HEADERS, "include")
+        headers = [folder for folder in folders if os.access(folder / header, os.R_OK)]
         # Packages of 12.x have separate folders: cuda.h is in that of the runtime.
-        of_runtime = [kit.parent / "cuda_runtime/include"] if kit.parent.name == "nvidia" else []
-        cuda += [folder for folder in of_runtime if _is_file(folder / "cuda.h")]
-        if cuda:
+        folders += [kit.parent / "cuda_runtime/include"] if kit.parent.name == "nvidia" else []
+        cuda = [folder for folder in folders if os.access(folder / "cuda.h", os.R_OK)]
+        files = [
+            path for folder in _folders(kit, _LIBRARIES, "lib") for path in paths.fitting(folder, library)
+        ]
+        if headers and files and cuda:
             include = tuple(dict.fromkeys((headers[0], cuda[0])))
             package = "nvidia_cuda_cupti" if "cupti" in library else "nvidia_cuda_sanitizer_api"
             version = _package_version(kit, packages, package) or _version(cuda[0])
@@ -232,19 +227,15 @@ def _parts(kits: list[Path], packages: list[Path], header: str, library: str) ->
     return sorted(found, key=lambda part: part.version or (0, 0), reverse=True)
 
 
-def _folders(kit: Path, names: tuple[str, ...], inside: str) -> Iterator[Path]:
+def _folders(kit: Path, names: tuple[str, ...], inside: str) -> list[Path]:
     """The folders where a kit may have files of a kind."""
-    for name in names:
-        yield kit / name
     machine = platform.machine()
-    for target in _TARGETS.get(machine, ()):
-        yield kit / "targets" / target / inside
-    if inside == "lib":
-        yield kit / "lib" / f"{machine}-linux-gnu"
-
-
-def _is_file(path: Path) -> bool:
-    return os.access(path, os.R_OK)
+    targets = [kit / "targets" / target / inside for target in _TARGETS.get(machine, ())]
+    return [
+        *(kit / name for name in names),
+        *targets,
+        *([kit / f"lib/{machine}-linux-gnu"] * (inside == "lib")),
+    ]
 
 
 def _package_version(kit: Path, packages: list[Path], name: str) -> Version | None:
@@ -427,8 +418,17 @@ class Toolchain:
         failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it generates code for"
         listed = run([str(nvcc.path), "--list-gpu-code"], self.owner, failure=failure)
         known = [word for word in listed.split() if word[3:].isdigit()]  # `sm_75`, …
-        codes = list(dict.fromkeys(_code_for(wish, known, nvcc) for wish in wanted))
-        targets = [f"-gencode=arch=compute_{code[3:]},code={code}" for code in codes]
+        numbers: dict[int, None] = {}
+        for wish in wanted:
+            if not wish.startswith("sm_") or not wish[3:].isdigit():
+                raise CaptureUnavailable(f"{wish} is not a GPU architecture.", "Write it as sm_90.")
+            # The architecture itself, or the newest earlier one of its major version, whose code it can run.
+            first, last = int(wish[3:]) // 10 * 10, int(wish[3:])
+            fitting = [int(code[3:]) for code in known if first <= int(code[3:]) <= last]
+            if not fitting:
+                raise CaptureUnavailable(f"nvcc {_text(nvcc.version)} generates no code for {wish}.", INSTALL)
+            numbers[max(fitting)] = None
+        targets = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
         include = [f"-I{source.parent}"] + [f"-I{folder}" for folder in sanitizer.include]
         macros = [f"-D{macro}={value}" for macro, value in (defines or {}).items()]
         command = [str(nvcc.path), *_PATCH_OPTIONS, *macros, *targets, *include, str(source)]
@@ -467,17 +467,6 @@ def host_toolchain() -> Toolchain:
     """A toolchain with only the C++ compiler, for libraries that need neither the driver nor nvcc."""
     user = owner()
     return Toolchain(Driver(), Parts(find_gxx(os.environ.get("PATH", os.defpath), user)), user)
-
-
-def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:
-    """The architecture itself, or the newest earlier one of its major version, whose code it can run."""
-    if not wish.startswith("sm_") or not wish[3:].isdigit():
-        raise CaptureUnavailable(f"{wish} is not a GPU architecture.", "Write it as sm_90.")
-    number = int(wish[3:])
-    fitting = [int(code[3:]) for code in known if number // 10 * 10 <= int(code[3:]) <= number]
-    if not fitting:
-        raise CaptureUnavailable(f"nvcc {_text(nvcc.version)} generates no code for {wish}.", INSTALL)
-    return f"sm_{max(fitting)}"
 
 
 def _usable(compiler: Compiler) -> Compiler:

@@ -36,15 +36,14 @@ from tracepipe.tracer.gpu.engines.channel import (
 )
 from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
-    EvictedRecord,
     Finder,
     Keeper,
+    OpenSpan,
     Recording,
     RecordStream,
-    WantedNames,
 )
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.unrendered import NVTX, Carried, Span, Wanted
+from tracepipe.tracer.records.unrendered import NVTX, Carried, Span
 
 _LAYER: Final = "annotation"
 _OPEN_MAX: Final = 512
@@ -97,22 +96,13 @@ Event = dict[str, Any]
 
 
 @dataclass(slots=True)
-class _OpenRange:
+class _OpenRange(OpenSpan):
     """A range that has begun, of a thread or, with a number, of a process."""
 
-    name: str
-    domain: int
-    began_ns: int
+    domain: int = 0
     number: int | None = None
     content: bytes = b""
     """The bytes of its record, for a keeper."""
-    limit_ns: int | None = None
-    """For a finder: the length beyond which it is reported. None: it is not wanted."""
-    is_reported: bool = False
-
-    def is_longer(self, now_ns: int) -> bool:
-        """Whether it is wanted and takes longer than its limit."""
-        return self.limit_ns is not None and now_ns - self.began_ns > self.limit_ns
 
 
 @dataclass(slots=True)
@@ -228,7 +218,7 @@ class _AnnotationEvents:
         if what == Label.THREAD:
             if number > ID_LIMIT:
                 raise Malformed
-            event = _event(process, record, "I", _OpenRange("thread name", 0, 0))
+            event = _event(process, record, "I", _OpenRange("thread name", 0))
             yield event | {"tid": number, "comm": name, "args": {"thread": name}}, None
         elif what == Label.FORK:  # a child has its parent's handles, and its own threads and ranges
             for key, text in list(self._processes.get(number, process).texts.items()):
@@ -255,46 +245,44 @@ class _AnnotationKeeper(Keeper):
 
     def carried(self) -> Carried:
         """Texts count as known; open ranges and names of threads, which become lines, as under way."""
-        opened = self._events.open_ranges()
-        self._under_way[()] = [EvictedRecord(one.began_ns, one.content) for one in opened]
+        self._under_way[()] = [(one.began_ns, one.content) for one in self._events.open_ranges()]
         return super().carried()
 
-    def add(self, record: GpuRecord, content: bytes) -> None:
+    def add(self, record: GpuRecord) -> None:
         for event, opened in self._events.events_of(record):
             if opened is None:
                 continue
             if event["phase"] == "E":
                 self._memory.release(len(opened.content))
             else:
+                content = record.content
                 self._memory.use(len(content))
                 opened.content = content
         if record.kind == AnnotationKind.LABEL and LABEL.unpack_from(record.payload)[0] == Label.THREAD:
+            content, key = record.content, (record.pid, LABEL.unpack_from(record.payload)[3])
             self._memory.use(ENTRY_BYTES + len(content))
-            key = record.pid, LABEL.unpack_from(record.payload)[3]
-            self._under_way[key] = [EvictedRecord(record.time_ns, content)]
+            self._under_way[key] = [(record.time_ns, content)]
         else:
-            super().add(record, content)
+            super().add(record)
 
 
 class _AnnotationFinder(Finder):
     """Finds long ranges."""
 
-    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
-        super().__init__(wanted, names, memory)
-        self._events = _AnnotationEvents(memory)
+    kind = NVTX
 
-    def under_way(self, now_ns: int) -> Iterator[Span]:
-        for opened in self._events.open_ranges():
-            if opened.is_longer(now_ns) and not opened.is_reported:
-                opened.is_reported = True
-                yield Span(opened.name, now_ns - opened.began_ns, NVTX, is_over=False)
+    def __post_init__(self) -> None:
+        self._events = _AnnotationEvents(self.memory)
+
+    def open_spans(self) -> Iterator[OpenSpan]:
+        return self._events.open_ranges()
 
     def spans_in(self, record: GpuRecord) -> Iterator[Span]:
-        if NVTX not in self._wanted.kinds:
+        if NVTX not in self.wanted.kinds:
             return
         for event, opened in self._events.events_of(record):
             if opened is not None and event["phase"] == "B":
-                opened.limit_ns = self._wanted.limit_ns(opened.name, NVTX)
+                opened.limit_ns = self.wanted.limit_ns(opened.name, NVTX)
             elif opened is not None and opened.is_longer(record.time_ns):
                 yield Span(opened.name, record.time_ns - opened.began_ns, NVTX)
 
@@ -345,7 +333,11 @@ def _begun(process: _Process, record: GpuRecord) -> tuple[_OpenRange, int, Event
         args["color"] = f"#{color & 0xFFFFFF:06x}"
     if (python := process.texts.get((Label.STACK, 0, stack))) is not None:
         args["python"] = python
-    return _OpenRange(name or "unnamed", domain, record.time_ns), number, {"args": args} if args else {}
+    return (
+        _OpenRange(name or "unnamed", record.time_ns, domain=domain),
+        number,
+        {"args": args} if args else {},
+    )
 
 
 def _event(process: _Process, record: GpuRecord, phase: str, of: _OpenRange) -> Event:

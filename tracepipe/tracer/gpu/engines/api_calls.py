@@ -85,14 +85,8 @@ class ApiCalls:
         self.values: Mapping[str, Mapping[int, str]] = {
             kind: names for hooks, _ in self._sets for kind, names in hooks.values.items()
         }
-        self._calls: dict[str, ApiCall] = {}
-
-    def find(self, name: str) -> ApiCall:
-        """The function with that name; an unknown one has no arguments."""
-        call = self._calls.get(name)
-        if call is None:
-            call = self._calls[name] = self._new_call(name)
-        return call
+        self.find = cache(self._call)
+        """The function with a name; an unknown one has no arguments."""
 
     def without_arguments(self, name: str) -> Probe:
         """The function's probe for records without arguments."""
@@ -111,7 +105,7 @@ class ApiCalls:
             return Hook("uprobe", hooks.hooks[0].library, name, "userspace")
         return replace(hook, returns=True, condition=None)  # the library records returns, and all calls
 
-    def _new_call(self, name: str) -> ApiCall:
+    def _call(self, name: str) -> ApiCall:
         hook, found = self._hook(name), parameters().get(name, [])
         parts, words = _parts(_at_positions(found, 0), ""), [name]
         arguments = hook.signature.arguments
@@ -271,7 +265,7 @@ class CallLines:
 
         A call that began before `start_ns` begins at `start_ns`, and its line states the real begin.
         """
-        _, pid, tid, began_ns, payload = record
+        _, pid, tid, began_ns, payload, _ = record
         time_ns = began_ns if start_ns is None else start_ns
         number, launch, _, _, cpu, count, text_bytes = CALL_ENTER.unpack_from(payload)
         probe = self._number(name, number)
@@ -299,7 +293,7 @@ class CallLines:
 
     def leave(self, lines: Lines, record: GpuRecord, name: str) -> None:
         """Add the line of a return, and the line of the call's effect on memory."""
-        _, pid, tid, time_ns, payload = record
+        _, pid, tid, time_ns, payload, _ = record
         number, result, cpu, out = CALL_EXIT.unpack_from(payload)
         probe = self._number(name, number)
         self._keep_thread(tid)

@@ -93,6 +93,13 @@ class GpuRecord(NamedTuple):
     tid: int
     time_ns: int
     payload: memoryview
+    at: int
+    """Where it begins in its chunk."""
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the whole record."""
+        return bytes(memoryview(self.payload.obj)[self.at : self.at + whole_bytes(len(self.payload))])
 
     @property
     def is_plausible(self) -> bool:
@@ -102,18 +109,12 @@ class GpuRecord(NamedTuple):
 
 def records(chunk: bytes) -> Iterator[GpuRecord]:
     """The records in a result of `Channel.collect`."""
-    for record, _, _ in placed_records(chunk):
-        yield record
-
-
-def placed_records(chunk: bytes) -> Iterator[tuple[GpuRecord, int, int]]:
-    """The records in a result of `Channel.collect`, each with its place in it: where it begins and ends."""
     view, at = memoryview(chunk), 0
     while at < len(chunk):
         _, length, kind, pid, tid, time_ns = RECORD.unpack_from(chunk, at)
-        start, end = at + RECORD.size, at + whole_bytes(length)
-        yield GpuRecord(kind, pid, tid, time_ns, view[start : start + length]), at, end
-        at = end
+        start = at + RECORD.size
+        yield GpuRecord(kind, pid, tid, time_ns, view[start : start + length], at)
+        at += whole_bytes(length)
 
 
 def text(payload: memoryview, start: int = 0) -> str:

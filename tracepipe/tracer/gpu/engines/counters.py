@@ -81,35 +81,30 @@ class Counter:
         return ",".join(f"{name}={peak}" if peak else name for name, peak in self.metrics.items())
 
 
-def _percent(name: str, *counted: str) -> Counter:
-    """A share of the hardware's peak over all of the time, busy or idle."""
-    metrics = {f"{one}.pct_of_peak_sustained_elapsed": "" for one in counted}
-    return Counter(name, "%", metrics, greatest=100.0)
-
-
-def _rate(name: str, unit: str, counted: str, peak: str = "") -> Counter:
-    return Counter(name, unit, {f"{counted}.sum.per_second": peak}, 1e9)
-
-
-def _clock(name: str, counted: str) -> Counter:
-    return Counter(name, "MHz", {f"{counted}.avg.per_second": ""}, 1e6)
+def _counter(name: str, unit: str, *counted: str, peak: str = "") -> Counter:
+    """A counter of a usual unit. A percentage is of the hardware's peak over all of the time, busy or not."""
+    ending, scale, greatest = {
+        "%": (".pct_of_peak_sustained_elapsed", 1.0, 100.0),
+        "MHz": (".avg.per_second", 1e6, None),
+    }.get(unit, (".sum.per_second", 1e9, None))
+    return Counter(name, unit, {f"{one}{ending}": peak for one in counted}, scale, greatest)
 
 
 # Architectures differ in their metrics, and in what they can count in one pass. So each counter has metrics
 # in order of preference, and the sampler takes the first that can be combined with the metrics chosen before
 # it. The most important counters come first.
 COUNTERS: Final = (
-    _percent(SM_ACTIVE, "sm__cycles_active.avg"),
+    _counter(SM_ACTIVE, "%", "sm__cycles_active.avg"),
     # On an H200, one of 30 samples of `…_realtime`, which fits beside more metrics, was a multiple of 100%.
-    _percent(
-        TENSOR_ACTIVE, "sm__pipe_tensor_cycles_active.avg", "sm__pipe_tensor_cycles_active_realtime.avg"
+    _counter(
+        TENSOR_ACTIVE, "%", "sm__pipe_tensor_cycles_active.avg", "sm__pipe_tensor_cycles_active_realtime.avg"
     ),
-    _rate(DRAM_READ, "GB/s", "dram__bytes_read", MEMORY_PEAK),
-    _rate(DRAM_WRITE, "GB/s", "dram__bytes_write", MEMORY_PEAK),
-    _percent(DRAM_READ_SHARE, "dram__bytes_read.sum", "dram__read_throughput.avg"),
-    _percent(DRAM_WRITE_SHARE, "dram__bytes_write.sum", "dram__write_throughput.avg"),
-    _clock(SM_CLOCK, "sm__cycles_elapsed"),
-    _percent("SM warps active %", "sm__warps_active_realtime.avg", "sm__warps_active.avg"),
+    _counter(DRAM_READ, "GB/s", "dram__bytes_read", peak=MEMORY_PEAK),
+    _counter(DRAM_WRITE, "GB/s", "dram__bytes_write", peak=MEMORY_PEAK),
+    _counter(DRAM_READ_SHARE, "%", "dram__bytes_read.sum", "dram__read_throughput.avg"),
+    _counter(DRAM_WRITE_SHARE, "%", "dram__bytes_write.sum", "dram__write_throughput.avg"),
+    _counter(SM_CLOCK, "MHz", "sm__cycles_elapsed"),
+    _counter("SM warps active %", "%", "sm__warps_active_realtime.avg", "sm__warps_active.avg"),
     Counter(
         "SM instructions per cycle",
         "warp instructions",
@@ -118,11 +113,11 @@ COUNTERS: Final = (
             for one in ("sm__inst_executed", "sm__inst_executed_realtime")
         },
     ),
-    _percent("GR active %", "gr__cycles_active.avg"),
-    _rate("L2 sectors G/s", "G/s", "lts__t_sectors"),
-    _rate("PCIe read GB/s", "GB/s", "pcie__read_bytes"),
-    _rate("PCIe write GB/s", "GB/s", "pcie__write_bytes"),
-    _clock("system clock MHz", "sys__cycles_elapsed"),
+    _counter("GR active %", "%", "gr__cycles_active.avg"),
+    _counter("L2 sectors G/s", "G/s", "lts__t_sectors"),
+    _counter("PCIe read GB/s", "GB/s", "pcie__read_bytes"),
+    _counter("PCIe write GB/s", "GB/s", "pcie__write_bytes"),
+    _counter("system clock MHz", "MHz", "sys__cycles_elapsed"),
 )
 
 
@@ -209,11 +204,6 @@ class SampledGpu:
     index: int
     uuid: str
 
-    @property
-    def digits(self) -> str:
-        """The UUID in the form that the sampler takes."""
-        return self.uuid.removeprefix("GPU-").replace("-", "")
-
 
 class Sampler:
     """The process that samples one GPU's counters, `native/pm_sampler.cpp`. It ends with this process, or
@@ -246,12 +236,15 @@ class Sampler:
         """As of the last samples that were read; its setup is left out. None: before that."""
         self._ready_ns = self._ready_cpu_ns = 0
         self._failure = 0
-        self._is_ready = False
+        self._values: struct.Struct | None = None
+        """The values of a sample; None until it samples."""
         self._pending = bytearray()
+        self._items: list[Sample | Overflow] = []
+        digits = gpu.uuid.removeprefix("GPU-").replace("-", "")
         choices = (counter.argument for counter in counters)
         try:
             self._process = subprocess.Popen(
-                [str(program), str(gpu.index), gpu.digits, str(interval_ns), *choices],
+                [str(program), str(gpu.index), digits, str(interval_ns), *choices],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -274,19 +267,17 @@ class Sampler:
     def begin(self) -> None:
         """Wait until it samples; `sampled` has the counters then. Raises CaptureUnavailable, NotPermitted."""
         ends_s = time.monotonic() + _BEGIN_S
-        while not self._is_ready and not self.is_over and time.monotonic() < ends_s:
+        while self._values is None and not self.is_over and time.monotonic() < ends_s:
             select.select([self._output], [], [], 1.0)
             self._fill()
-            self._take_setup()
-        if self._is_ready:
+        if self._values is None:
+            why = self.why or f"it did not start within {_BEGIN_S} s"
+        else:
             self._ready_ns, self._ready_cpu_ns = time.monotonic_ns(), self._cpu_ns() or 0
-            first = next(self._samples(peek=True), None)
-            if isinstance(first, Sample) and abs(time.monotonic_ns() - first.end_ns) > _CLOCK_NS:
-                self._refuse("CUPTI's times are not of CLOCK_MONOTONIC")
-            return
-        self._refuse(self.why or f"it did not start within {_BEGIN_S} s")
-
-    def _refuse(self, why: str) -> None:
+            first = self._items[0] if self._items else None
+            if not isinstance(first, Sample) or abs(time.monotonic_ns() - first.end_ns) <= _CLOCK_NS:
+                return
+            why = "CUPTI's times are not of CLOCK_MONOTONIC"
         self.close()
         kind = CaptureUnavailable
         if self._failure in _PRIVILEGE:
@@ -296,12 +287,13 @@ class Sampler:
             _HINTS.get(self._failure, _HINT),
         )
 
-    def read(self) -> Iterator[Sample | Overflow]:
+    def read(self) -> list[Sample | Overflow]:
         """The samples since the last call; never waits."""
         self._fill()
-        if self._pending and (cpu_ns := self._cpu_ns()) is not None:
+        if self._items and (cpu_ns := self._cpu_ns()) is not None:
             self.used = Used(cpu_ns - self._ready_cpu_ns, time.monotonic_ns() - self._ready_ns)
-        yield from self._samples()
+        items, self._items = self._items, []
+        return items
 
     def stop(self) -> None:
         """Ask it to send its remaining samples and to end; never waits."""
@@ -328,12 +320,12 @@ class Sampler:
         return (int(user) + int(system)) * _TICK_NS
 
     def _fill(self) -> None:
-        """Read what is there. At the end of the output, set `is_over` and `why`."""
+        """Read and take the records that are there. At the end of the output, set `is_over` and `why`."""
         while not self.is_over and len(self._pending) < _PIECE_BYTES:
             try:
                 piece = os.read(self._output, _PIECE_BYTES)
             except BlockingIOError:
-                return
+                break
             self._pending += piece
             if not piece:
                 self.is_over = True
@@ -345,64 +337,48 @@ class Sampler:
                     known = {number.value: number.name for number in signal.Signals}
                     how = f"ended with signal {-code} ({known.get(-code, 'a real-time signal')})"
                 self.why = self.why or f"its sampler {how}"
-
-    def _take_setup(self) -> None:
-        """Take the records before the first sample."""
-        for kind, payload in self._records():
-            if kind == _KIND_CHOSEN and len(payload) == _CHOSEN.size:
-                choice, metric, peak = _CHOSEN.unpack(payload)
-                if choice >= len(self._counters) or metric >= len(self._counters[choice].metrics):
-                    return self._break_off()
-                counter = self._counters[choice]
-                known = peak / counter.scale if math.isfinite(peak) and peak > 0 else None
-                self.sampled.append(
-                    Sampled(counter, list(counter.metrics)[metric], counter.greatest or known)
-                )
-            elif kind == _KIND_READY and self.sampled:
-                self._is_ready = True
-                return None
-            elif kind != _KIND_FAILED:
-                return self._break_off()
-        return None
-
-    def _samples(self, *, peek: bool = False) -> Iterator[Sample | Overflow]:
-        values = struct.Struct(f"<{len(self.sampled)}d")
-        for kind, payload in self._records(peek=peek):
-            if kind == _KIND_SAMPLE and len(payload) == _TIMES.size + values.size:
-                start_ns, end_ns = _TIMES.unpack_from(payload)
-                yield Sample(start_ns, end_ns, values.unpack_from(payload, _TIMES.size))
-            elif kind == _KIND_OVERFLOW:
-                yield Overflow()
-            elif kind == _KIND_END:
-                self.is_whole = True
-            elif kind != _KIND_FAILED:
-                return self._break_off()
-
-    def _records(self, *, peek: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Remove and return the complete records of what was read; with `peek` they stay."""
-        at = 0
+        at, is_valid = 0, True
         while len(self._pending) >= at + _HEAD.size:
             length, kind, _ = _HEAD.unpack_from(self._pending, at)
-            if length > _RECORD_MAX:
-                return self._break_off()
-            end = at + _HEAD.size + length
-            if len(self._pending) < end:
-                return
-            payload = bytes(self._pending[at + _HEAD.size : end])
-            if peek:
-                at = end
-            else:
-                del self._pending[:end]
-            if kind == _KIND_FAILED and len(payload) >= _RESULT.size:
+            is_valid, end = length <= _RECORD_MAX, at + _HEAD.size + length
+            if not is_valid or len(self._pending) < end:
+                break
+            is_valid = self._take(kind, bytes(self._pending[at + _HEAD.size : end]))
+            if not is_valid:
+                break
+            at = end
+        del self._pending[:at]
+        if not is_valid:  # read no more
+            self.why = "its sampler wrote something that is not a record"
+            self._pending.clear()
+            self.is_over = True
+
+    def _take(self, kind: int, payload: bytes) -> bool:
+        """Take a record: of the setup until it samples, then of samples. False if it is not valid."""
+        values = self._values
+        if kind == _KIND_FAILED:
+            if len(payload) >= _RESULT.size:
                 (self._failure,) = _RESULT.unpack_from(payload)
                 self.why = printable(payload[_RESULT.size :].decode(errors="replace"))[:_TEXT_MAX]
-            yield kind, payload
-
-    def _break_off(self) -> None:
-        """Read no more, as the output is not a valid record."""
-        self.why = "its sampler wrote something that is not a record"
-        self._pending.clear()
-        self.is_over = True
+        elif values is None and kind == _KIND_CHOSEN and len(payload) == _CHOSEN.size:
+            choice, metric, peak = _CHOSEN.unpack(payload)
+            if choice >= len(self._counters) or metric >= len(self._counters[choice].metrics):
+                return False
+            counter = self._counters[choice]
+            known = peak / counter.scale if math.isfinite(peak) and peak > 0 else None
+            self.sampled.append(Sampled(counter, list(counter.metrics)[metric], counter.greatest or known))
+        elif values is None and kind == _KIND_READY and self.sampled:
+            self._values = struct.Struct(f"<{len(self.sampled)}d")
+        elif values and kind == _KIND_SAMPLE and len(payload) == _TIMES.size + values.size:
+            start_ns, end_ns = _TIMES.unpack_from(payload)
+            self._items.append(Sample(start_ns, end_ns, values.unpack_from(payload, _TIMES.size)))
+        elif values and kind == _KIND_OVERFLOW:
+            self._items.append(Overflow())
+        elif values and kind == _KIND_END:
+            self.is_whole = True
+        else:
+            return False
+        return True
 
 
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
@@ -491,7 +467,10 @@ class OrderedSamples:
         for item in self._sampler.read():
             if isinstance(item, Overflow):
                 self._reason = "the hardware's buffer was full"
-            elif self._is_plausible(item, now_ns):
+                continue
+            # A sample follows those before it, and is not in the future.
+            before_ns = -1 if self._until_ns is None else self._until_ns - self._interval_ns // 2
+            if before_ns <= item.start_ns < item.end_ns <= min(now_ns + _SOON_NS, TIME_LIMIT_NS):
                 bisect.insort(self._after_gap, item)
                 self._accept()
                 if not self._after_gap:
@@ -508,11 +487,6 @@ class OrderedSamples:
             self._is_over = True
             if not self._sampler.is_whole:
                 self.news = f"GPU {self._sampler.gpu.index} is no longer sampled: {self._sampler.why}"
-
-    def _is_plausible(self, sample: Sample, now_ns: int) -> bool:
-        """Whether a sample is plausible: it follows those before it, and is not in the future."""
-        before_ns = -1 if self._until_ns is None else self._until_ns - self._interval_ns // 2
-        return before_ns <= sample.start_ns < sample.end_ns <= min(now_ns + _SOON_NS, TIME_LIMIT_NS)
 
     def _accept(self) -> None:
         """Accept the samples before the first gap. One that begins long before the end of another is none."""

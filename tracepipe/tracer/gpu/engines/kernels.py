@@ -35,7 +35,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     REFUSALS,
     GpuRecord,
     Malformed,
-    MemoryLimit,
     check_span,
     put_bounded,
     text,
@@ -44,7 +43,6 @@ from tracepipe.tracer.gpu.engines.stalls import STALL_LAYER, STALLS_VARIABLE, St
 from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
     Event,
-    EvictedRecord,
     Finder,
     Keeper,
     MakeDecoder,
@@ -53,13 +51,12 @@ from tracepipe.tracer.gpu.engines.streams import (
     Recording,
     RecordStream,
     WantedName,
-    WantedNames,
 )
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import CALL as CALL_SPAN
 from tracepipe.tracer.records.unrendered import KERNEL as KERNEL_SPAN
-from tracepipe.tracer.records.unrendered import Span, Wanted
+from tracepipe.tracer.records.unrendered import Span
 from tracepipe.units import counted
 
 
@@ -233,35 +230,35 @@ class _KernelKeeper(Keeper):
     a process. The latter counts as under way, as it is a loss.
     """
 
-    def add(self, record: GpuRecord, content: bytes) -> None:
+    def add(self, record: GpuRecord) -> None:
         if record.kind == KernelKind.TAKEN:
-            self._under_way[(record.pid,)] = [EvictedRecord(record.time_ns, content)]
-        super().add(record, content)
+            self._under_way[(record.pid,)] = [(record.time_ns, record.content)]
+        super().add(record)
 
 
+@dataclass(eq=False)
 class _KernelFinder(Finder):
     """Finds long kernels and calls."""
 
-    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
-        super().__init__(wanted, names, memory)
-        self._functions: dict[tuple[int, int, int], tuple[str, int]] = {}
+    functions: dict[tuple[int, int, int], tuple[str, int]] = field(default_factory=dict)
+    """Process, domain and number of a function → its name and limit, if it is wanted."""
 
     def spans_in(self, record: GpuRecord) -> Iterator[Span]:
         kind, pid, payload = record.kind, record.pid, record.payload
         if kind == KernelKind.CALL_NAME:
             domain, function = CALL_NAME.unpack_from(payload)
             name = _VERSION.sub("", text(payload, CALL_NAME.size))
-            if (limit_ns := self._wanted.limit_ns(name, CALL_SPAN)) is not None:
-                self._memory.use(ENTRY_BYTES + len(name))
-                self._functions[pid, domain, function] = name, limit_ns
-        elif kind == KernelKind.KERNEL and self._names:
+            if (limit_ns := self.wanted.limit_ns(name, CALL_SPAN)) is not None:
+                self.memory.use(ENTRY_BYTES + len(name))
+                self.functions[pid, domain, function] = name, limit_ns
+        elif kind == KernelKind.KERNEL and self.names:
             for start_ns, end_ns, number, *_ in KERNEL.iter_unpack(payload):
-                name, _, longest_ns = self._names.get((pid, number), WantedName(""))
+                name, _, longest_ns = self.names.get((pid, number), WantedName(""))
                 if longest_ns is not None and end_ns - start_ns > longest_ns:
                     yield Span(name, end_ns - start_ns, KERNEL_SPAN)
-        elif kind == KernelKind.CALL and self._functions:
+        elif kind == KernelKind.CALL and self.functions:
             for start_ns, end_ns, _, domain, function, *_ in CALL.iter_unpack(payload):
-                found = self._functions.get((pid, domain, function))
+                found = self.functions.get((pid, domain, function))
                 if found and end_ns - start_ns > found[1]:
                     yield Span(found[0], end_ns - start_ns)
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -41,14 +42,13 @@ from tracepipe.tracer.gpu.engines.channel import (
     Malformed,
     MemoryLimit,
     note,
-    placed_records,
     read_name,
     records,
     text,
 )
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
-from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Span, Wanted
+from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Span, SpanKind, Wanted
 
 GPUS_MAX: Final = 256
 # native/python_stacks.h describes these two.
@@ -221,13 +221,6 @@ class Recording:
         return short
 
 
-class EvictedRecord(NamedTuple):
-    """The bytes of a record, and its time."""
-
-    time_ns: int
-    content: bytes
-
-
 class Keeper:
     """Keeps evicted records of `kinds`, which later ones need; of equal ones only the last. Subclasses also
     keep records that become lines, in `_under_way`.
@@ -236,21 +229,22 @@ class Keeper:
     def __init__(self, memory: MemoryLimit, kinds: frozenset[int]) -> None:
         self._memory, self._kinds = memory, kinds
         self._known: dict[tuple[int, int, bytes], bytes] = {}
-        self._under_way: dict[tuple[int, ...], list[EvictedRecord]] = {}
+        self._under_way: dict[tuple[int, ...], list[tuple[int, bytes]]] = {}
+        """Times and bytes of records."""
 
-    def add(self, record: GpuRecord, content: bytes) -> None:
-        """Add an evicted record, with its bytes. May raise one of REFUSALS."""
+    def add(self, record: GpuRecord) -> None:
+        """Add an evicted record. May raise one of REFUSALS."""
         if record.kind in self._kinds:
-            self._keep(record, content, bytes(record.payload))
+            self._keep(record, bytes(record.payload))
 
     def carried(self) -> Carried:
         """The records that later ones need now; those under way are in order of time."""
-        begun = sorted((e for some in self._under_way.values() for e in some), key=lambda e: e.time_ns)
-        return Carried(b"".join(self._known.values()), b"".join(evicted.content for evicted in begun))
+        begun = sorted((one for some in self._under_way.values() for one in some), key=itemgetter(0))
+        return Carried(b"".join(self._known.values()), b"".join(content for _, content in begun))
 
-    def _keep(self, record: GpuRecord, content: bytes, identity: bytes) -> None:
+    def _keep(self, record: GpuRecord, identity: bytes) -> None:
         """Keep a record in place of an earlier one with the same identity."""
-        key = record.kind, record.pid, identity
+        key, content = (record.kind, record.pid, identity), record.content
         if key not in self._known:
             self._memory.use(ENTRY_BYTES + len(content) + len(identity))
         self._known[key] = content
@@ -267,17 +261,17 @@ class ChannelCarry:
         self._whole = {kind for decoder in keepers for kind in decoder.whole}
 
     def add(self, chunk: bytes) -> None:
-        for record, at, end in placed_records(chunk):
+        for record in records(chunk):
             keeper = self._by_kind.get(record.kind)
             if keeper is not None and record.is_plausible:
                 with suppress(*REFUSALS):  # a decoder would keep nothing of such records either
-                    keeper.add(record, chunk[at:end])
+                    keeper.add(record)
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
         parts: tuple[list[bytes], list[bytes]] = ([], [])
-        for record, at, end in placed_records(chunk):
+        for record in records(chunk):
             is_late = record.time_ns >= start_ns or record.kind in self._whole
-            parts[is_late].append(chunk[at:end])
+            parts[is_late].append(record.content)
         return b"".join(parts[0]), b"".join(parts[1])
 
     def carried(self) -> Carried:
@@ -297,19 +291,44 @@ WantedNames = Mapping[tuple[int, int], WantedName]
 """Process, number of a name → the name, if it is wanted."""
 
 
+@dataclass(slots=True)
+class OpenSpan:
+    """A span that has begun. `limit_ns`: the length beyond which it is reported; None: it is not wanted."""
+
+    name: str
+    began_ns: int
+    limit_ns: int | None = None
+    is_reported: bool = False
+
+    def is_longer(self, now_ns: int) -> bool:
+        """Whether it is wanted and takes longer than its limit."""
+        return self.limit_ns is not None and now_ns - self.began_ns > self.limit_ns
+
+
+@dataclass(eq=False)
 class Finder:
     """Finds long spans among records of some kinds; none by itself."""
 
-    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
-        self._wanted, self._names, self._memory = wanted, names, memory
+    wanted: Wanted
+    names: WantedNames
+    memory: MemoryLimit
+    kind: ClassVar[SpanKind] = CALL
+    """The kind of open spans."""
 
     def spans_in(self, record: GpuRecord) -> Iterator[Span]:
         """The spans that ended with a record and took longer than their limits. May raise REFUSALS."""
         return iter(())
 
+    def open_spans(self) -> Iterator[OpenSpan]:
+        """The spans that are open."""
+        return iter(())
+
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """The open spans that have already taken longer than their limits, each once."""
-        return iter(())
+        for span in self.open_spans():
+            if span.is_longer(now_ns) and not span.is_reported:
+                span.is_reported = True
+                yield Span(span.name, now_ns - span.began_ns, self.kind, is_over=False)
 
 
 class ChannelSpans:

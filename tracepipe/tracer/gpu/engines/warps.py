@@ -11,9 +11,10 @@ import re
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -52,20 +53,19 @@ from tracepipe.tracer.gpu.engines.channel import (
 )
 from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
-    EvictedRecord,
     Finder,
     Keeper,
+    OpenSpan,
     Process,
     ProcessDecoder,
     Recording,
     RecordStream,
     WantedName,
-    WantedNames,
 )
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import KERNEL as KERNEL_SPAN
-from tracepipe.tracer.records.unrendered import Carried, Span, Wanted
+from tracepipe.tracer.records.unrendered import Carried, Span
 from tracepipe.tracer.request import CaptureRequest
 
 
@@ -316,70 +316,62 @@ class _WarpKeeper(Keeper):
         known, under_way = super().carried()
         return Carried(known + b"".join(self._launches.values()), under_way)
 
-    def add(self, record: GpuRecord, content: bytes) -> None:
-        evicted = EvictedRecord(record.time_ns, content)
+    def add(self, record: GpuRecord) -> None:
         if record.kind in (WarpKind.CALL_ENTER, WarpKind.CALL_EXIT):
             if (record.tid,) not in self._under_way:
                 self._memory.use(ENTRY_BYTES)
             calls = self._under_way.setdefault((record.tid,), [])
             del calls[: -OPEN_CALLS_MAX + 1]  # the returns of those were lost
             if record.kind == WarpKind.CALL_ENTER:
-                calls.append(evicted)
+                calls.append((record.time_ns, record.content))
             elif calls:
                 calls.pop()
         elif record.kind == WarpKind.KERNEL:
             stream = read_kernel(record.payload).stream.to_bytes(8, "little")
             if (record.kind, record.pid, stream) not in self._known:
-                self._keep(record, content, stream)
-            self._launches[record.pid] = content
+                self._keep(record, stream)
+            self._launches[record.pid] = record.content
         elif record.kind == Kind.CLOCK:
             (gpu, *_) = CLOCK.unpack_from(record.payload)
             pairs = self._under_way.setdefault((record.pid, gpu), [])
-            pairs.append(evicted)
+            pairs.append((record.time_ns, record.content))
             del pairs[:-_CLOCK_PAIRS]
         else:
-            super().add(record, content)
+            super().add(record)
 
 
+@dataclass(eq=False)
 class _WarpFinder(Finder):
     """Finds long kernels and calls, also calls that have not ended."""
 
-    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
-        super().__init__(wanted, names, memory)
-        self._open: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
-        self._reported: set[tuple[int, int, int]] = set()
+    open: dict[tuple[int, int], list[OpenSpan]] = field(default_factory=dict)
+    """Process and thread → its open calls."""
 
-    def under_way(self, now_ns: int) -> Iterator[Span]:
-        for (pid, tid), calls in self._open.items():
-            for name, began_ns, limit_ns in calls:
-                key = pid, tid, began_ns
-                if now_ns - began_ns > limit_ns and key not in self._reported:
-                    self._reported.add(key)
-                    yield Span(name, now_ns - began_ns, is_over=False)
+    def open_spans(self) -> Iterator[OpenSpan]:
+        return chain.from_iterable(self.open.values())
 
     def spans_in(self, record: GpuRecord) -> Iterator[Span]:
         key, payload = (record.pid, record.tid), record.payload
         if record.kind == WarpKind.KERNEL:
             kernel = read_kernel(payload)
-            name, _, limit_ns = self._names.get((record.pid, kernel.name), WantedName(""))
+            name, _, limit_ns = self.names.get((record.pid, kernel.name), WantedName(""))
             if limit_ns is not None and kernel.end_ns - kernel.start_ns > limit_ns:
                 yield Span(name, kernel.end_ns - kernel.start_ns, KERNEL_SPAN)
         elif record.kind in (WarpKind.CALL_ENTER, WarpKind.CALL_EXIT):
             (number,) = NAME.unpack_from(payload)
-            name, limit_ns, _ = self._names.get((record.pid, number), WantedName(""))
+            name, limit_ns, _ = self.names.get((record.pid, number), WantedName(""))
             if limit_ns is None:
                 return
             if record.kind == WarpKind.CALL_ENTER:
-                if key not in self._open:
-                    self._memory.use(ENTRY_BYTES)
-                calls = self._open.setdefault(key, [])
+                if key not in self.open:
+                    self.memory.use(ENTRY_BYTES)
+                calls = self.open.setdefault(key, [])
                 del calls[: -OPEN_CALLS_MAX + 1]
-                calls.append((name, record.time_ns, limit_ns))
-            elif calls := self._open.get(key, []):
-                _, began_ns, _ = calls.pop()
-                self._reported.discard((*key, began_ns))
-                if record.time_ns - began_ns > limit_ns:
-                    yield Span(name, record.time_ns - began_ns)
+                calls.append(OpenSpan(name, record.time_ns, limit_ns))
+            elif calls := self.open.get(key, []):
+                length_ns = record.time_ns - calls.pop().began_ns
+                if length_ns > limit_ns:
+                    yield Span(name, length_ns)
 
 
 class WarpDecoder(Decoder):
@@ -478,12 +470,15 @@ class WarpDecoder(Decoder):
         kernel = read_kernel(record.payload)
         gpu = work.process.gpus.get(kernel.gpu, kernel.gpu)
         full_name = work.name(kernel.name)
+        if kernel.stream not in work.streams:
+            self._recording.memory.use(ENTRY_BYTES)
+            work.streams[kernel.stream] = _FIRST_OTHER_STREAM + len(work.streams) - len(_KNOWN_STREAMS)
         work.launch = kernel.launch
         work.of_launch = {
             "name": self._recording.short_name(full_name),
             "clock": f"globaltimer:{gpu}",
             "gpu": gpu,
-            "stream": self._stream(work, kernel.stream),
+            "stream": work.streams[kernel.stream],
             "launch": kernel.launch,
             "pid": record.pid,
             "grid": list(kernel.grid),
@@ -532,12 +527,6 @@ class WarpDecoder(Decoder):
         if launch:  # else the loss is of many launches
             reason = f"launch {launch}: {reason}"
         return self._recording.loss(layer, count, reason, record.time_ns)
-
-    def _stream(self, work: _Work, handle: int) -> int:
-        if handle not in work.streams:
-            self._recording.memory.use(ENTRY_BYTES)
-            work.streams[handle] = _FIRST_OTHER_STREAM + len(work.streams) - len(_KNOWN_STREAMS)
-        return work.streams[handle]
 
 
 _LANES: Final = 32
@@ -589,18 +578,11 @@ def _exits(batch: Mapping[str, Any]) -> Iterator[tuple[int, list[tuple[int, int]
     warps = batch["warp"]
     counts = batch.get("exit_count") or [1] * len(warps)
     entry_masks = batch.get("entry_mask") or [_FULL_MASK] * len(warps)
-    masks = batch.get("exit_mask")
-    at = 0
+    exits = zip(batch["exit_ns"], batch.get("exit_mask") or repeat(None), strict=False)
     for number, entry_ns, entered, count in zip(warps, batch["entry_ns"], entry_masks, counts, strict=True):
         entry_ns += batch["ts_ns"]
-        yield (
-            number,
-            [
-                (entry_ns + batch["exit_ns"][exit], masks[exit] if masks else entered)
-                for exit in range(at, at + count)
-            ],
-        )
-        at += count
+        of_warp = islice(exits, count)
+        yield number, [(entry_ns + ns, entered if mask is None else mask) for ns, mask in of_warp]
 
 
 def _index(number: int, size: Sequence[int]) -> str:
