@@ -33,7 +33,6 @@ from tracepipe.tracer.gpu.engines.counters import (
     Sample,
     Sampled,
     SampleDecoder,
-    SampledGpu,
     Sampler,
     Stretches,
     Used,
@@ -55,7 +54,7 @@ class Sent:
     """A sampler that has sent what the test says."""
 
     def __init__(self, *items: Sample | Overflow, index: int = 0) -> None:
-        self.gpu = SampledGpu(index, "GPU-0")
+        self.gpu = index
         self.sampled = [Sampled(counter, next(iter(counter.metrics)), None) for counter in COUNTERS[:2]]
         self.items = list(items)
         self.is_over = self.is_whole = self.is_closed = False
@@ -81,7 +80,7 @@ def recorded(*turns: int) -> Stretches:
     """Stretches that begin and end at these times."""
     stretches = Stretches()
     for place, ts_ns in enumerate(turns):
-        stretches.turn(Turn(ts_ns, begins=place % 2 == 0))
+        stretches.append(Turn(ts_ns, begins=place % 2 == 0))
     return stretches
 
 
@@ -332,7 +331,7 @@ def writes(folder: Path, script: str) -> Sampler:
     program = folder / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    return Sampler(program, SampledGpu(2, "GPU-00"), 10**6, COUNTERS, run_as={}, environment={})
+    return Sampler(program, 2, "GPU-00", 10**6, COUNTERS, run_as={}, environment={})
 
 
 @pytest.mark.parametrize(
@@ -356,7 +355,7 @@ def test_a_sampler_that_writes_no_samples_is_refused(tmp_path: Path, script: str
 
 def test_a_sampler_that_cannot_be_started_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureUnavailable, match="cannot be started"):
-        Sampler(tmp_path / "none", SampledGpu(0, ""), 1, COUNTERS, run_as={}, environment={})
+        Sampler(tmp_path / "none", 0, "", 1, COUNTERS, run_as={}, environment={})
 
 
 def planned(chip: str) -> list[list[str]]:

@@ -266,6 +266,7 @@ class _AnnotationKeeper(Keeper):
             super().add(record)
 
 
+@dataclass(eq=False)
 class _AnnotationFinder(Finder):
     """Finds long ranges."""
 

@@ -29,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -74,11 +74,6 @@ class Counter:
     metrics: dict[str, str]
     scale: float = 1.0
     greatest: float | None = None
-
-    @property
-    def argument(self) -> str:
-        """The choice of metrics as an argument of the sampler."""
-        return ",".join(f"{name}={peak}" if peak else name for name, peak in self.metrics.items())
 
 
 def _counter(name: str, unit: str, *counted: str, peak: str = "") -> Counter:
@@ -197,14 +192,6 @@ class Overflow(NamedTuple):
     """The hardware's buffer was full: samples are missing at this place."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampledGpu:
-    """A GPU as the sampler identifies it."""
-
-    index: int
-    uuid: str
-
-
 class Sampler:
     """The process that samples one GPU's counters, `native/pm_sampler.cpp`. It ends with this process, or
     when `stop` is called.
@@ -216,7 +203,8 @@ class Sampler:
     def __init__(
         self,
         program: Path,
-        gpu: SampledGpu,
+        gpu: int,
+        uuid: str,
         interval_ns: int,
         counters: Sequence[Counter],
         *,
@@ -240,11 +228,14 @@ class Sampler:
         """The values of a sample; None until it samples."""
         self._pending = bytearray()
         self._items: list[Sample | Overflow] = []
-        digits = gpu.uuid.removeprefix("GPU-").replace("-", "")
-        choices = (counter.argument for counter in counters)
+        digits = uuid.removeprefix("GPU-").replace("-", "")
+        choices = (
+            ",".join(f"{name}={peak}" if peak else name for name, peak in counter.metrics.items())
+            for counter in counters
+        )
         try:
             self._process = subprocess.Popen(
-                [str(program), str(gpu.index), digits, str(interval_ns), *choices],
+                [str(program), str(gpu), digits, str(interval_ns), *choices],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -283,7 +274,7 @@ class Sampler:
         if self._failure in _PRIVILEGE:
             kind, why = NotPermitted, f"the driver lets only administrators profile ({why})"
         raise kind(
-            f"The counters of GPU {self.gpu.index} cannot be sampled: {why}.",
+            f"The counters of GPU {self.gpu} cannot be sampled: {why}.",
             _HINTS.get(self._failure, _HINT),
         )
 
@@ -392,20 +383,13 @@ _LOW_STEADY, _LOW = 0.97, 0.8  # of the lower one of these clocks: a sample with
 _OF_SMS: Final = "sm__"  # CUPTI's prefix of what SMs count
 
 
-@dataclass
-class Stretches:
-    """The stretches of time that are recorded, in order of time."""
-
-    _turns: deque[Turn] = field(default_factory=deque)
-
-    def turn(self, turn: Turn) -> None:
-        """Recording begins, or ends."""
-        self._turns.append(turn)
+class Stretches(deque[Turn]):
+    """The stretches of time that are recorded, as their begins and ends in order of time."""
 
     def parts(self, start_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
         """The parts of a stretch of time that are recorded."""
         begin_ns: int | None = None
-        for turn in (*self._turns, Turn(end_ns, begins=False)):
+        for turn in (*self, Turn(end_ns, begins=False)):
             if turn.begins:
                 begin_ns = turn.ts_ns
             elif begin_ns is not None:
@@ -416,8 +400,8 @@ class Stretches:
 
     def forget_before(self, now_ns: int) -> None:
         """Forget earlier stretches, which are not asked for again."""
-        while len(self._turns) > 1 and self._turns[1].ts_ns <= now_ns:
-            self._turns.popleft()
+        while len(self) > 1 and self[1].ts_ns <= now_ns:
+            self.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +470,7 @@ class OrderedSamples:
         if self._sampler.is_over and not self._is_over:
             self._is_over = True
             if not self._sampler.is_whole:
-                self.news = f"GPU {self._sampler.gpu.index} is no longer sampled: {self._sampler.why}"
+                self.news = f"GPU {self._sampler.gpu} is no longer sampled: {self._sampler.why}"
 
     def _accept(self) -> None:
         """Accept the samples before the first gap. One that begins long before the end of another is none."""
@@ -552,12 +536,12 @@ class OrderedSamples:
         if not is_complete:
             reasons.append("its SMs were counted for a part of the sample only")
         for reason in reasons:
-            text = f"GPU {self._sampler.gpu.index}: {reason}"
+            text = f"GPU {self._sampler.gpu}: {reason}"
             losses.append(Loss(GPU_COUNTERS, 1, sample.start_ns, sample.end_ns, text))
         return sample._replace(values=tuple(values)) if reasons else sample
 
     def _lost(self, gap: _Gap, stretches: Stretches) -> Iterator[Loss]:
-        reason = f"GPU {self._sampler.gpu.index}: {gap.reason}"
+        reason = f"GPU {self._sampler.gpu}: {gap.reason}"
         for start_ns, end_ns in stretches.parts(gap.start_ns, gap.end_ns):
             count = min(math.ceil((end_ns - start_ns) / self._interval_ns - 0.5), COUNT_LIMIT)
             if count > 0:
@@ -589,7 +573,7 @@ class CounterStream(RecordStream):
         self._losses: list[Loss] = []
         self.decoders = (partial(SampleDecoder, key=self._key, samplers=samplers),)
         self.counters = [
-            one for sampler in samplers for one in listed(sampler.gpu.index, interval_ns, sampler.sampled)
+            one for sampler in samplers for one in listed(sampler.gpu, interval_ns, sampler.sampled)
         ]
 
     def expect_windows(self) -> None:
@@ -597,7 +581,7 @@ class CounterStream(RecordStream):
 
     def turned(self, turn: Turn) -> None:
         """Samples are kept from a begin until the end after it."""
-        self._stretches.turn(turn)
+        self._stretches.append(turn)
 
     def collect(self, news: list[str], *, is_final: bool) -> bytes:
         now_ns = time.monotonic_ns()
@@ -608,7 +592,7 @@ class CounterStream(RecordStream):
             until_ns = _EVER_NS if is_final else before_ns
             recorded = samples.recorded(until_ns, self._stretches, self._losses)
             for sample in recorded:
-                payload = _SAMPLE.pack(self._key, sampler.gpu.index, sample.start_ns, sample.end_ns)
+                payload = _SAMPLE.pack(self._key, sampler.gpu, sample.start_ns, sample.end_ns)
                 payload += struct.pack(f"<{len(sample.values)}d", *sample.values)
                 head = RECORD.pack(0, len(payload), Kind.SAMPLE, 0, 0, sample.end_ns)
                 made.append((head + payload).ljust(whole_bytes(len(payload)), b"\0"))
@@ -646,11 +630,11 @@ class SampleDecoder(Decoder):
         """`samplers` have begun; a sample has the values of its GPU's counters in their order."""
         super().__init__(recording)
         self._key, self._samplers = key, samplers
-        self._counters = {sampler.gpu.index: [one.counter for one in sampler.sampled] for sampler in samplers}
+        self._counters = {sampler.gpu: [one.counter for one in sampler.sampled] for sampler in samplers}
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        used = [(sampler.gpu.index, sampler.used) for sampler in self._samplers]
+        used = [(sampler.gpu, sampler.used) for sampler in self._samplers]
         return [{"gpu": gpu, **one._asdict()} for gpu, one in sorted(used) if one is not None]
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
@@ -674,25 +658,25 @@ class SampleDecoder(Decoder):
 def start_counters(interval_ns: int, toolchain: Toolchain, notify: Notify) -> CounterStream:
     """Start sampling the counters of all GPUs that CUDA sees. Raises CaptureUnavailable."""
     toolchain.architectures()  # raises without a GPU
-    gpus = [SampledGpu(index, gpu.uuid) for index, gpu in enumerate(toolchain.driver.gpus)]
+    uuids = [gpu.uuid for gpu in toolchain.driver.gpus]
     program = build_sampler(toolchain)
     with ExitStack() as started:
-        lock = started.enter_context(SamplingLock(gpu.uuid for gpu in gpus))
+        lock = started.enter_context(SamplingLock(uuids))
         try:
-            samplers = _begun(started, interval_ns, gpus, program, toolchain.owner)
+            samplers = _begun(started, interval_ns, uuids, program, toolchain.owner)
         except NotPermitted:
             if os.geteuid() != 0 or toolchain.owner.uid == 0:
                 raise
             # Root does not run what its caller compiled, and has a separate build.
             root = Owner(0, 0, Path("/root"))
             own = replace(toolchain, parts=find_parts(user=root), owner=root)
-            samplers = _begun(started, interval_ns, gpus, build_sampler(own), root)
+            samplers = _begun(started, interval_ns, uuids, build_sampler(own), root)
             notify("gpu counters: sampled as root, as the driver lets only administrators profile")
         for sampler in samplers:
             taken = {one.counter.name for one in sampler.sampled}
             missing = [counter.name for counter in COUNTERS if counter.name not in taken]
             if missing:
-                notify(f"gpu counters: GPU {sampler.gpu.index} does not give {', '.join(missing)}")
+                notify(f"gpu counters: GPU {sampler.gpu} does not give {', '.join(missing)}")
         started.pop_all()
         return CounterStream(samplers, lock, interval_ns)
 
@@ -710,15 +694,17 @@ def build_sampler(toolchain: Toolchain) -> Path:
 
 
 def _begun(
-    started: ExitStack, interval_ns: int, gpus: list[SampledGpu], program: Path, user: Owner
+    started: ExitStack, interval_ns: int, uuids: list[str], program: Path, user: Owner
 ) -> list[Sampler]:
     """Start a sampler for each GPU, and wait until all sample; their setups run at the same time."""
     environment = driver_environment()
     if user.uid == 0 and os.environ.get("SUDO_UID"):
         environment.pop("LD_LIBRARY_PATH", None)  # it is the caller's, and root loads none of their libraries
     samplers = []
-    for gpu in gpus:
-        sampler = Sampler(program, gpu, interval_ns, COUNTERS, run_as=user.run_as, environment=environment)
+    for gpu, uuid in enumerate(uuids):
+        sampler = Sampler(
+            program, gpu, uuid, interval_ns, COUNTERS, run_as=user.run_as, environment=environment
+        )
         started.callback(sampler.close)
         samplers.append(sampler)
     for sampler in samplers:

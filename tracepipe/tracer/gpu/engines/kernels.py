@@ -373,12 +373,12 @@ class KernelDecoder(Decoder):
         return losses
 
     def _kernel(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
-        start_ns, end_ns, name, node, gpu, context, stream, correlation = values[:8]
+        _, _, name, node, _, context = values[:6]
         static_bytes, dynamic_bytes, registers, graph, is_device_launched, *limits = values[17:]
         configured_bytes, clusters = limits
         if max(values[11:14]) > INDEX_LIMIT:
             raise Malformed
-        event = _work_event("gpu_kernel", work, record, (start_ns, end_ns), (gpu, stream, correlation))
+        event = _work_event("gpu_kernel", work, record, values)
         args: Event = {"registers": registers, "shared_bytes": static_bytes + dynamic_bytes}
         if configured_bytes:
             args["shared_config_bytes"] = configured_bytes
@@ -392,8 +392,8 @@ class KernelDecoder(Decoder):
         yield event | {"args": args | _where(context, graph, node)}
 
     def _transfer(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
-        start_ns, end_ns, size_bytes, node, gpu, context, stream, correlation, graph = values[:9]
-        event = _work_event("transfer", work, record, (start_ns, end_ns), (gpu, stream, correlation))
+        _, _, size_bytes, node, gpu, context, _, _, graph = values[:9]
+        event = _work_event("transfer", work, record, values)
         args: Event = {"size": size_bytes, "correlation": event["launch"]}
         if record.kind == KernelKind.SET:
             value, kind = values[9:]
@@ -452,13 +452,9 @@ class KernelDecoder(Decoder):
         yield event | {"args": args | ({"call": call} if call else {})}
 
 
-def _work_event(
-    layer: str, work: _Work, record: GpuRecord, times_ns: tuple[int, int], where: tuple[int, int, int]
-) -> Event:
-    """An event without its arguments, from one time to another, by the launch `where[2]` on the stream
-    `where[1]` of the GPU `where[0]`.
-    """
-    (start_ns, end_ns), (gpu, stream, correlation) = times_ns, where
+def _work_event(layer: str, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Event:
+    """An event without its name and arguments; the records of work begin alike."""
+    start_ns, end_ns, _, _, gpu, _, stream, correlation = values[:8]
     check_span(start_ns, end_ns)
     return {
         "ts_ns": start_ns,

@@ -59,8 +59,8 @@ FRAME: Final = struct.Struct("<QIHxx")
 _STACK_BYTES: Final = 512  # roughly, for each stack or frame without its texts and frames
 
 Event = dict[str, Any]
-_Frames = tuple[int, tuple[int, ...]]
-"""The number of frames left out, and the numbers of the others."""
+_Frame = tuple[str, str, int]
+"""Function, file, line."""
 
 
 class PythonStacks:
@@ -72,14 +72,13 @@ class PythonStacks:
 
     def __init__(self, memory: MemoryLimit) -> None:
         self._memory = memory
-        self._frame_indices: dict[tuple[int, int], int] = {}
-        """Number of a process's frame → its index in `_frames`."""
-        self._frames: list[dict[str, Any]] = []
-        self._known_frames: dict[tuple[str, str, int], int] = {}
-        self._stacks: dict[tuple[int, int], _Frames] = {}
-        """Number of a process's stack → its frames, by number."""
-        self._ids: dict[_Frames, int] = {}
-        """Frames, by index → id."""
+        self._frames: dict[tuple[int, int], _Frame] = {}
+        """Number of a process's frame → the frame, which is one object even if it has several numbers."""
+        self._known_frames: dict[_Frame, _Frame] = {}
+        self._stacks: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
+        """Number of a process's stack → the number of frames left out, and the numbers of the others."""
+        self._ids: dict[tuple[int, tuple[_Frame | None, ...]], int] = {}
+        """The number of frames left out, and the others → id."""
         self._ids_of_processes: dict[tuple[int, int], int] = {}
         self._new: list[dict[str, Any]] = []
 
@@ -100,9 +99,7 @@ class PythonStacks:
             raise Malformed
         self._memory.use(_STACK_BYTES + 4 * len(payload))
         frame = text(payload[:file_at], FRAME.size), text(payload, file_at), line
-        index = self._frame_indices[pid, number] = self._known_frames.setdefault(frame, len(self._frames))
-        if index == len(self._frames):
-            self._frames.append({"function": frame[0], "file": frame[1], "line": line})
+        self._frames[pid, number] = self._known_frames.setdefault(frame, frame)
 
     def id_of(self, pid: int, number: int) -> int | None:
         """The id of a process's stack; None if there is no stack, or if a record of it was lost."""
@@ -110,13 +107,14 @@ class PythonStacks:
         if known is not None or not number or (pid, number) not in self._stacks:
             return known
         omitted, numbers = self._stacks[pid, number]
-        indices = tuple(self._frame_indices.get((pid, frame), -1) for frame in numbers)
-        if -1 in indices:
+        frames = tuple(self._frames.get((pid, frame)) for frame in numbers)
+        if None in frames:
             return None
-        stack = self._ids.get((omitted, indices))
+        stack = self._ids.get((omitted, frames))
         if stack is None:
-            stack = self._ids[omitted, indices] = len(self._ids) + 1
-            line = {"type": "stack", "id": stack, "frames": [self._frames[index] for index in indices]}
+            stack = self._ids[omitted, frames] = len(self._ids) + 1
+            named = [dict(zip(("function", "file", "line"), frame, strict=True)) for frame in frames if frame]
+            line = {"type": "stack", "id": stack, "frames": named}
             self._new.append(line | ({"omitted": omitted} if omitted else {}))
         self._ids_of_processes[pid, number] = stack
         return stack
@@ -597,7 +595,6 @@ class GpuEngine:
         self.counters: Sequence[Mapping[str, Any]] = ()
         self.sees: Mapping[str, Path] = {}
         self._stacks, self._waited_for = stacks, dict[str, str]()
-        self._lost_layers, self._lost_reasons = dict[int, str](), dict[int, str]()
         self._renderer: GpuRenderer | None = None
         try:
             self.channel = Channel(ring_bytes, owner=owner)
@@ -616,8 +613,6 @@ class GpuEngine:
         self.clocks = [*self.clocks, *stream.clocks]
         self.counters = [*self.counters, *stream.counters]
         self.sees = {**self.sees, **stream.sees}
-        self._lost_layers |= stream.lost_layers
-        self._lost_reasons |= stream.lost_reasons
 
     def environment(self) -> dict[str, str]:
         """The variables to add to the command's environment."""
@@ -638,7 +633,9 @@ class GpuEngine:
 
     def lost(self) -> list[Loss]:
         """Losses since the last call."""
-        losses = self.channel.losses(self._lost_layers, self._lost_reasons)
+        layers = {kind: layer for stream in self.streams for kind, layer in stream.lost_layers.items()}
+        reasons = {kind: reason for stream in self.streams for kind, reason in stream.lost_reasons.items()}
+        losses = self.channel.losses(layers, reasons)
         return losses + [loss for stream in self.streams for loss in stream.lost()]
 
     def renderer(self) -> GpuRenderer:
