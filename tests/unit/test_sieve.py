@@ -10,12 +10,11 @@ import pytest
 
 from tests.support.cores import cores_here, running
 from tests.unit.test_capture_record import PROBES, raw
-from tracepipe.tracer.flight import Conditions
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
-from tracepipe.tracer.records.unrendered import Carried, RecordCarry, RecordSpans, Sieve, Span
+from tracepipe.tracer.records.unrendered import Carried, Conditions, RecordCarry, RecordSpans, Sieve, Span
 
 _LOST = 0.1  # share of the records that are missing
 _SWITCHES, _SYSCALL_KINDS = (record.SWITCH_IN, record.SWITCH_OUT), (record.SYSCALL_ENTER, record.SYSCALL_EXIT)

@@ -15,12 +15,13 @@ from tests.unit.test_capture_record import PROBES, raw
 from tests.unit.test_gpu_carries import entry, leave
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, hello, kernel, name, record
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.flight import Condition, Conditions, Watch
+from tracepipe.tracer.flight import Watch
 from tracepipe.tracer.gpu.engines.annotations import AnnotationKind
 from tracepipe.tracer.gpu.engines.kernels import KernelKind
 from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 from tracepipe.tracer.records.record import CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT
 from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.records.unrendered import Condition, Conditions
 from tracepipe.tracer.request import Filters, Last, Plan, Scope
 
 MS = 10**6

@@ -269,8 +269,8 @@ def request_of(
     """The request that the options make; without `has_gpus`, nothing is recorded that a library in the
     command would report. Raises TracepipeError, with the name of the option where it is about one.
     """
-    from tracepipe.tracer.flight import Conditions
     from tracepipe.tracer.gpu.choice import check
+    from tracepipe.tracer.records.unrendered import Conditions
 
     read = quantities(options)
     limits = Limits(read["duration"], options.max_events, read["max_size"])

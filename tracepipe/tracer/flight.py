@@ -12,14 +12,12 @@ takes a quarter of the time of rendering them. Conditions of `--when` are `[KIND
 from __future__ import annotations
 
 import platform
-import re
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, runtime_checkable
@@ -39,14 +37,15 @@ from tracepipe.tracer.records.unrendered import (
     NVTX,
     SYSCALL,
     Carried,
+    Condition,
+    Conditions,
     RecordSpans,
     Span,
-    SpanKind,
 )
 from tracepipe.tracer.request import Control, Last, Notify, Plan
 from tracepipe.tracer.spool import Spool, decoders_of
 from tracepipe.tracer.summary import Recording
-from tracepipe.units import duration_ns, duration_text
+from tracepipe.units import duration_text
 
 if TYPE_CHECKING:
     from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
@@ -423,16 +422,6 @@ AFTER_NS: Final = 10**9
 then has what followed, and the GPU's work, which is reported up to 25 ms late.
 """
 
-FORMS: Final[dict[SpanKind, str]] = {
-    CALL: "FUNCTION > 50ms",
-    SYSCALL: "syscall:NAME > 50ms",
-    NVTX: "nvtx:RANGE > 200ms",
-    KERNEL: "kernel:REGEX > 5ms",
-}
-"""Kind → its form. A function may also be written as `call:FUNCTION`."""
-_KIND: Final = re.compile(r"([A-Za-z]\w*):(?!:)\s*(.*)", re.DOTALL)
-_HINT: Final = f"Write {', '.join(FORMS.values())}; names are patterns."
-
 
 class Watch:
     """Reads everything that is collected, and reports when one of the conditions becomes true."""
@@ -522,63 +511,3 @@ def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: 
             near = did_you_mean(condition.pattern, names)
             hint = near or "--hook records functions of any library."
             raise refused("no recorded function has such a name", hint)
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """True of a span of this kind, with a fitting name, that took longer than the limit."""
-
-    text: str
-    kind: SpanKind
-    pattern: str
-    limit_ns: int
-
-    def fits(self, name: str, kind: SpanKind) -> bool:
-        """Whether the condition applies to a span of this name and kind."""
-        if kind != self.kind:
-            return False
-        if kind == KERNEL:
-            return bool(re.search(self.pattern, name))
-        return name == self.pattern or fnmatchcase(name, self.pattern)
-
-
-class Conditions:
-    """All given conditions. Raises TracepipeError for one that cannot be understood."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.all = [_condition(text) for text in texts]
-        self.kinds = frozenset(one.kind for one in self.all)
-
-    def limit_ns(self, name: str, kind: SpanKind) -> int | None:
-        """The least limit that applies to a span of this name and kind; None if no condition applies."""
-        return min((one.limit_ns for one in self.all if one.fits(name, kind)), default=None)
-
-
-def _condition(text: str) -> Condition:
-    named, sign, time = text.rpartition(">")
-    if not sign:
-        raise _refused(text, "it has no '>' and time")
-    kind: SpanKind = CALL
-    name = named.strip()
-    if found := _KIND.fullmatch(name):
-        word, name = found[1], found[2]
-        if word not in FORMS:
-            hint = did_you_mean(word, FORMS)
-            raise _refused(text, f"{word!r} is not a known condition", hint)
-        kind = word
-    if not name:
-        raise _refused(text, "there is no name before '>'")
-    try:
-        limit_ns = duration_ns(time.strip())
-    except TracepipeError as error:
-        raise _refused(text, error.message.rstrip("."), error.hint) from None
-    if kind == KERNEL:
-        try:
-            re.compile(name)
-        except re.error as error:
-            raise _refused(text, f"{name!r} is not a regular expression: {error}") from None
-    return Condition(text.strip(), kind, name, limit_ns)
-
-
-def _refused(text: str, why: str, hint: str = "") -> TracepipeError:
-    return TracepipeError(f"--when {text!r} cannot be understood: {why}.", hint or _HINT)

@@ -2,30 +2,69 @@
 
 They attach the programs of probes.bpf.c by a plan, and read what these record. Maps, constants and field
 offsets are filled into the bytecode here.
+
+A program stays attached for the whole capture, or for its windows only. Between windows the latter are
+detached where the kernel can quickly attach them again (one link for all functions of a file, Linux 6.6).
+
+    always                                     in windows
+    ───────────────────────────────────────    ─────────────────────────────────────
+    who is recorded: exec, clone, names        functions
+    what begins and ends windows               system calls, the scheduler
+    functions that give kernels their names    tracepoints of hooks
+
+There is one link for all functions of a file, or of the kernel, where the kernel supports that (uprobes from
+6.6, kprobes from 5.18 with CONFIG_FPROBE), and one link for each probe elsewhere. The link's cookie
+identifies the probe that fired: its index in the plan.
+
+At some hits the kernel runs no program, as another BPF program is running on the processor. It counts them
+for each program (`recursion_misses`; for tracepoints from Linux 6.7 on), over all threads of the machine. The
+count is therefore an upper bound of the missing events. Programs of the scheduler's tracepoints count by
+thread themselves (probes.bpf.c), and those of uprobes and raw tracepoints always run.
 """
 
 from __future__ import annotations
 
 import base64
+import ctypes
+import errno
 import json
 import os
 import platform
 import resource
+import struct
+import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
+from tracepipe.hooks.hook import (
+    NAMING_EFFECTS,
+    RECORDED_LAYERS,
+    FilePlace,
+    KernelPlace,
+    Probe,
+    TracepointPlace,
+)
 from tracepipe.tracer.bpf import bpf
-from tracepipe.tracer.bpf.bytecode import SHIPPED, Constant, Field, compiled, filled_in, import_bcc
-from tracepipe.tracer.bpf.maps import Control, Maps, is_paired, spec_of
-from tracepipe.tracer.engines.attaching import TEXTS, Probing
+from tracepipe.tracer.bpf.bytecode import (
+    FIELDS,
+    HOOK_FIELDS,
+    SHIPPED,
+    Constant,
+    Field,
+    compiled,
+    filled_in,
+    import_bcc,
+)
+from tracepipe.tracer.bpf.maps import Control, Maps, is_paired, spec_of, text_field
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.engines.engine import Attachment, Turn
+from tracepipe.tracer.find.kernel import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.processes import (
     all_threads,
@@ -34,7 +73,7 @@ from tracepipe.tracer.machine.processes import (
     own_namespace,
     running_threads,
 )
-from tracepipe.tracer.machine.refusals import OLDEST, SUDO, Operation, check_file_systems, explain
+from tracepipe.tracer.machine.refusals import ENOTSUPP, OLDEST, SUDO, Operation, check_file_systems, explain
 from tracepipe.tracer.records.record import (
     DROP_LAYERS,
     UNSEEN,
@@ -45,7 +84,410 @@ from tracepipe.tracer.records.record import (
     windows_in,
 )
 from tracepipe.tracer.records.syscalls import SYSCALLS
-from tracepipe.tracer.request import Cause, Notify, Plan
+from tracepipe.tracer.request import Cause, Notify, Plan, TriggerPlace
+
+_RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}
+_SCHEDULER = {
+    "sched_switch": "sched/sched_switch",
+    "sched_wakeup": "sched/sched_wakeup",
+    "sched_migrate": "sched/sched_migrate_task",
+}
+_FOLLOWING = {
+    "process_exec": "sched/sched_process_exec",
+    "thread_new": "task/task_newtask",
+    "thread_rename": "task/task_rename",
+}
+_EXIT = {"process_exit": "sched/sched_process_exit"}
+_NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 is not for programs
+TEXTS = (Constant.TEXT_0, Constant.TEXT_1, Constant.TEXT_2, Constant.TEXT_3)
+"""Constants of a hooked tracepoint's own copy."""
+
+# The kernel's errors for a function that cannot be probed: blacklisted, ambiguous name, or removed.
+_UNPROBEABLE = {errno.EINVAL, errno.ENOENT, errno.EADDRNOTAVAIL, errno.EILSEQ, ENOTSUPP}
+
+_DRIVER = "kernel"  # the layer of kernel functions, except for a few of the layer scheduler
+_BEGINS, _ENDS = 1, 2  # enum trigger of probes.bpf.c
+_CALL_NAMES = {True: "call_return", False: "call_enter"}
+
+_INFO_BYTES = 216  # struct bpf_prog_info up to the count, as since Linux 5.12
+_MISSES_AT = 208
+_EVERY_NS = 10**9  # each look takes a system call for each program
+
+
+class _Point(NamedTuple):
+    """A tracepoint: its program's name and bytecode, its id, and the layer in which misses of the program are
+    counted. None: a miss means that a thread is not followed.
+    """
+
+    name: str
+    code: bytes
+    identifier: int
+    missed: str | None
+
+
+Code = Callable[[str, Mapping[int, Field], Mapping[int, int]], bytes]
+"""Returns the bytecode of a program with its field offsets, and with the constants of this copy."""
+_Places = list[tuple[int, int]]
+"""Cookies and offsets in a file."""
+
+
+class _Links:
+    """The descriptors of attached probes: closing them detaches the probes. Every close waits for the kernel,
+    up to 0.1 s. A link of `multi` holds all probes of a file, one of `single` a probe, and one of `events` a
+    tracepoint. `refused` gets the probes that the kernel refuses.
+    """
+
+    def __init__(self, refused: set[int]) -> None:
+        self.refused = refused
+        self.multi: list[int] = []
+        self.single: list[int] = []
+        self.events: list[int] = []
+        self.without_multi: set[bool] = set()
+        """For entries (False) or returns: the kernel has no link for several uprobes."""
+        self._watched: list[tuple[int, str | None]] = []
+        self._counted: dict[int, int] = {}
+        self._look_at_ns = 0
+
+    @contextmanager
+    def refusing(self, index: int, numbers: Container[int | None]) -> Iterator[None]:
+        """Note the probe as refused if one of these errors is raised."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in numbers:
+                raise
+            self.refused.add(index)
+
+    def watch(self, program_fd: int, layer: str | None) -> None:
+        """Count a program's misses as events of a layer; None: as threads that are not followed."""
+        self._watched.append((os.dup(program_fd), layer))
+
+    def missed(self, now_ns: int, *, is_final: bool) -> Counter[str | None]:
+        """Layer → hits that were missed since the last look; it looks once a second and at the end."""
+        missed: Counter[str | None] = Counter()
+        if now_ns >= self._look_at_ns or is_final:
+            self._look_at_ns = now_ns + _EVERY_NS
+            for descriptor, layer in self._watched:
+                info = ctypes.create_string_buffer(_INFO_BYTES)
+                #  0 program │ 4 size │ 8 info
+                asked = struct.pack("<IIQ", descriptor, _INFO_BYTES, ctypes.addressof(info))
+                bpf.bpf(bpf.BPF_OBJ_GET_INFO_BY_FD, asked)
+                total = int(struct.unpack_from("<Q", info, _MISSES_AT)[0])
+                if total > self._counted.get(descriptor, 0):
+                    missed[layer] += total - self._counted.get(descriptor, 0)
+                    self._counted[descriptor] = total
+        return missed
+
+    def unwatch(self) -> None:
+        """Close the descriptors by which misses are counted."""
+        while self._watched:
+            os.close(self._watched.pop()[0])
+
+
+class Probing:
+    """The programs of a plan, and which of them are attached."""
+
+    def __init__(self, plan: Plan, code: Code) -> None:
+        """Prepare the programs. Raises CaptureUnavailable."""
+        self.refused: set[int] = set()
+        """The probes that the kernel refused."""
+        self.is_whole = False
+        """Whether everything is attached."""
+        self._plan, self._code = plan, code
+        # Programs are loaded once, as the verifier takes some milliseconds for each. Files stay open, so that
+        # probes can be attached again even after a file was renamed or replaced.
+        self._programs: dict[tuple[bytes, int, int, int], int] = {}
+        self._files: dict[str, int] = {}
+        self._always, self._in_windows = _Links(self.refused), _Links(self.refused)
+        self._detaching: list[list[int]] = []
+        self._ready: list[tuple[int, _Point]] = []
+        self._holds = False
+        windows, folder = plan.windows, tracing_folder()
+        triggers = {trigger.place for trigger in windows.places} if windows else set()
+        probes = dict(enumerate(plan.probes))
+        # Calls in a later window need to know what a handle is.
+        always = {
+            index: probe
+            for index, probe in probes.items()
+            if probe.place in triggers
+            or (probe.hook.effect in NAMING_EFFECTS and isinstance(probe.place, FilePlace))
+        }
+        self._functions = always, {n: probe for n, probe in probes.items() if n not in always}
+        self._calls, self._driver = (
+            {returns: self._plain(f"{kind}_{'return' if returns else 'enter'}") for returns in (True, False)}
+            for kind in ("call", "driver")
+        )
+        self._reading = code("call_enter", {}, {Constant.MAY_SLEEP: 1})  # reads texts, and may sleep for that
+        following = _FOLLOWING if "scheduler" in plan.own and windows is None else _FOLLOWING | _EXIT
+        scheduler = self._points(folder, _SCHEDULER) if "scheduler" in plan.own else []
+        self._following = self._points(folder, following)
+        self._window_points = [*scheduler, *self._hooked_points(folder)]
+        self._missed: Counter[str | None] = Counter()
+
+    @property
+    def rests(self) -> bool:
+        """Whether the programs of windows can be detached between them: where the kernel attaches them in one
+        call, and can hold the call that begins a window meanwhile.
+        """
+        windows = self._plan.windows
+        if windows is None or self._in_windows.single:
+            return False
+        return self._holds or not any(trigger.begins for trigger in windows.places)
+
+    def attach(self) -> None:
+        """Attach everything. Raises OSError, CaptureUnavailable."""
+        windows = self._plan.windows
+        triggers = windows.places if windows else ()
+        # Follow threads first, so that none is found in the middle of a call without need.
+        self._load(self._following)
+        self._attach_points(self._always)
+        # The program that was attached last runs first, so the calls that begin and end a window are in it.
+        ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
+        self._attach_triggers(ends, holds=windows is not None and windows.is_end_followed)
+        self._attach_functions(self._always, self._functions[0])
+        self._holds = self._attach_triggers(begins, holds=bool(begins))
+        self._load(self._window_points)
+        self.complete()
+
+    def complete(self) -> None:
+        """Attach the programs of windows, unless they are attached. Raises OSError."""
+        if not self.is_whole:
+            self._attach_functions(self._in_windows, self._functions[1])
+            if "syscall" in self._plan.own:
+                for name, point in _RAW_TRACEPOINTS.items():
+                    loaded = self._program(name, self._plain(name), bpf.PROG_TYPE_RAW_TRACEPOINT)
+                    self._in_windows.multi.append(bpf.attach_raw_tracepoint(loaded, point))
+            self._attach_points(self._in_windows)
+            self.is_whole = True
+
+    def rest(self) -> None:
+        """Detach the programs of windows, on threads, as every close waits for the kernel. The probes of a
+        link have stopped firing when its close begins to wait.
+        """
+        self.is_whole = False
+        links, self._in_windows = self._in_windows, _Links(self.refused)
+        self._missed.update(links.missed(0, is_final=True))
+        links.unwatch()
+        self._detaching = [waiting for waiting in self._detaching if waiting]
+        for waiting in (*([link] for link in links.multi), links.events):
+            self._detaching.append(waiting)
+            threading.Thread(target=_close_all, args=(waiting,), daemon=True).start()
+        self._load(self._window_points)
+
+    def detach(self) -> tuple[list[int], list[int]]:
+        """The descriptors that close immediately and the slow ones. Closing them detaches all probes."""
+        self.is_whole = False
+        quick, slow = [loaded for loaded, _ in self._ready], list[int]()
+        for links in (self._always, self._in_windows):
+            quick += links.multi
+            slow += links.single + links.events
+            links.multi, links.single, links.events = [], [], []
+        for waiting in self._detaching:
+            with suppress(IndexError):
+                while True:
+                    slow.append(waiting.pop())
+        for descriptor in (*self._programs.values(), *self._files.values()):  # links hold their programs
+            os.close(descriptor)
+        self._programs, self._files, self._ready = {}, {}, []
+        return quick, slow
+
+    def missed(self, now_ns: int, *, is_final: bool) -> dict[str | None, int]:
+        """Layer → hits since the last call for which the kernel ran no program."""
+        missed, self._missed = self._missed, Counter()
+        for links in (self._always, self._in_windows):
+            missed.update(links.missed(now_ns, is_final=is_final))
+        return missed
+
+    def close(self) -> None:
+        """Close the descriptors that count misses."""
+        self._always.unwatch()
+        self._in_windows.unwatch()
+
+    def _plain(self, program: str) -> bytes:
+        return self._code(program, {}, {})
+
+    def _program(
+        self, name: str, code: bytes, program_type: int, attach_type: int = 0, flags: int = 0
+    ) -> int:
+        """The descriptor of a program. Raises OSError."""
+        key = code, program_type, attach_type, flags
+        if key not in self._programs:
+            self._programs[key] = bpf.load_program(name, code, program_type, attach_type, flags)
+        return self._programs[key]
+
+    def _path(self, path: str) -> str:
+        """A path to the file that had this path at the first call. Raises OSError."""
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._files[path]}"
+
+    def _attach_triggers(self, triggers: Sequence[TriggerPlace], *, holds: bool) -> bool:
+        """Attach a trigger's program to the functions that begin or end windows; `holds`: the program may
+        sleep. Returns whether the kernel supports that. Raises OSError; CaptureUnavailable where none of the
+        functions can be probed.
+
+        A cookie has what the function does in its lower 16 bits (enum trigger of probes.bpf.c), and its cause
+        above them.
+        """
+        links, code = _Links(set()), self._plain("trigger_holding")
+        for one in triggers:
+            cookie = _BEGINS if one.begins else Cause.STOP << 16 | _ENDS
+            path, places, returns = one.place.path, [(cookie, one.place.offset)], not one.begins
+            holds = holds and self._link_sleeping(links, path, places, code, returns)
+            if not holds:
+                self._attach_places(links, path, places, self._plain("trigger"), returns)
+        self._always.multi += links.multi
+        self._always.single += links.single
+        if triggers and not (links.multi or links.single):
+            raise CaptureUnavailable(
+                "The function that begins or ends windows cannot be probed at its first instruction.",
+                "Name another function with --start-on or --stop-on.",
+            )
+        return holds
+
+    def _attach_functions(self, links: _Links, probes: Mapping[int, Probe]) -> None:
+        """Attach probes on functions. Returns come first: where probes are attached one by one, all returns
+        are attached before any entry. Raises OSError.
+        """
+        by_path: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for index, probe in probes.items():
+            if isinstance(probe.place, FilePlace):
+                by_path[probe.place.path].append((index, probe.place.offset))
+        for returns in (True, False):
+            for path, places in by_path.items():
+                wanted = [place for place in places if self._is_wanted(place[0], returns)]
+                texts = [
+                    place
+                    for place in ([] if returns else wanted)
+                    if any(argument.kind == "str" for argument in probes[place[0]].signature.arguments)
+                ]
+                if texts and self._link_sleeping(links, path, texts, self._reading, returns):
+                    wanted = [place for place in wanted if place not in texts]
+                self._attach_places(links, path, wanted, self._calls[returns], returns)
+        in_kernel = [(n, probe.place) for n, probe in probes.items() if isinstance(probe.place, KernelPlace)]
+        for returns in (True, False):
+            functions = [(n, place) for n, place in in_kernel if self._is_wanted(n, returns)]
+            name, code = "driver_return" if returns else "driver_enter", self._driver[returns]
+            if not functions:
+                continue
+            if all(place.address for _, place in functions):
+                addresses, cookies = [place.address for _, place in functions], [n for n, _ in functions]
+                try:  # with one link, where the kernel has such links, and refuses no place
+                    loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE, bpf.KPROBE_MULTI)
+                    links.multi.append(bpf.link_kprobes(loaded, addresses, cookies, returns))
+                    links.watch(loaded, _DRIVER)
+                    continue
+                except OSError as error:
+                    if error.errno in (errno.EPERM, errno.EACCES, errno.EMFILE):
+                        raise
+            loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE)
+            links.watch(loaded, _DRIVER)
+            for index, place in functions:
+                with links.refusing(index, _UNPROBEABLE):
+                    link = bpf.link_one_kprobe(loaded, place.symbol, place.address, index, returns)
+                    links.single.append(link)
+
+    def _is_wanted(self, index: int, returns: bool) -> bool:
+        """Whether an entry or return is probed; a return without its entry would be an end alone."""
+        return index not in self.refused and (self._plan.probes[index].hook.returns or not returns)
+
+    def _attach_places(self, links: _Links, path: str, places: _Places, code: bytes, returns: bool) -> None:
+        """Attach a program to places in a file, for entries or for returns. Raises OSError."""
+        if not places:
+            return
+        if returns not in links.without_multi:
+            try:
+                self._link(links, path, places, code, returns)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                links.without_multi.add(returns)
+        program = self._program(_CALL_NAMES[returns], code, bpf.PROG_TYPE_KPROBE)
+        for index, offset in places:
+            with links.refusing(index, (ENOTSUPP, errno.EINVAL)):  # EINVAL: not in the file's code
+                link = bpf.link_one_uprobe(program, self._path(path), offset, index, returns)
+                links.single.append(link)
+
+    def _link_sleeping(self, links: _Links, path: str, places: _Places, code: bytes, returns: bool) -> bool:
+        """Attach a program that may sleep, if the kernel supports that; returns whether it does."""
+        try:
+            self._link(links, path, places, code, returns, bpf.SLEEPABLE)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EMFILE):
+                raise
+            return False
+        return True
+
+    def _link(
+        self, links: _Links, path: str, places: _Places, code: bytes, returns: bool, flags: int = 0
+    ) -> None:
+        """Attach `places` with one link; where the kernel refuses that, try each half."""
+        offsets, cookies = [offset for _, offset in places], [index for index, _ in places]
+        try:
+            program = self._program(_CALL_NAMES[returns], code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, flags)
+            link = bpf.link_uprobes(program, self._path(path), offsets, cookies, returns)
+        except OSError as error:
+            if error.errno != ENOTSUPP:
+                raise
+            if len(places) == 1:
+                links.refused.add(places[0][0])
+                return
+            middle = len(places) // 2
+            self._link(links, path, places[:middle], code, returns, flags)
+            self._link(links, path, places[middle:], code, returns, flags)
+        else:
+            links.multi.append(link)
+
+    def _load(self, points: list[_Point]) -> None:
+        """Load programs of tracepoints, each for one use: one that is being detached cannot be attached."""
+        for point in points:
+            loaded = bpf.load_program(point.name, point.code, bpf.PROG_TYPE_TRACEPOINT)
+            self._ready.append((loaded, point))
+
+    def _attach_points(self, links: _Links) -> None:
+        while self._ready:
+            loaded, point = self._ready[0]
+            links.events.append(bpf.attach_tracepoint(loaded, point.identifier))
+            if point.name not in _SCHEDULER:  # those count misses themselves, by thread
+                links.watch(loaded, point.missed)
+            os.close(loaded)  # the event holds it
+            del self._ready[0]
+
+    def _points(self, folder: Path, points: Mapping[str, str]) -> list[_Point]:
+        made = []
+        for program, point in points.items():
+            offsets = field_offsets(folder, point)
+            fields: dict[int, Field] = {
+                number: (offsets[field], 0)
+                for number, (of, field) in FIELDS.items()
+                if of == point and field in offsets
+            }
+            code = self._code(program, fields, {})
+            made.append(_Point(program, code, tracepoint_id(folder, point), None))
+        return made
+
+    def _hooked_points(self, folder: Path) -> list[_Point]:
+        made = []
+        for index, probe in enumerate(self._plan.probes):
+            if isinstance(probe.place, TracepointPlace):
+                arguments = probe.signature.arguments
+                given = [_NO_FIELD if a.kind == "str" else (a.position, a.bits // 8) for a in arguments]
+                fields = dict(zip(HOOK_FIELDS, given + [_NO_FIELD] * len(HOOK_FIELDS), strict=False))
+                texts = [text_field(argument) for argument in arguments if argument.kind == "str"]
+                own: dict[int, int] = {Constant.PROBE: index, **dict(zip(TEXTS, texts, strict=False))}
+                code = self._code("tracepoint_hit", fields, own)
+                identifier = tracepoint_id(folder, probe.place.point)
+                made.append(_Point("tracepoint_hit", code, identifier, probe.layer))
+        return made
+
+
+def _close_all(waiting: list[int]) -> None:
+    """Close one after the other, until another thread has taken the rest."""
+    with suppress(IndexError):
+        while True:
+            os.close(waiting.pop(0))
+
 
 _COMM_BYTES = 16
 _OVER = 1 << 62  # in Control.ASKED_NS: OVER of probes.bpf.c
@@ -87,7 +529,27 @@ class ProbeAttachment(Attachment):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self._constants = self._constants_of(plan)
+        device, inode = self._namespace or (0, 0)
+        comm = plan.scope.comm.encode()[: _COMM_BYTES - 1].ljust(_COMM_BYTES, b"\0")
+        self._constants: dict[int, int] = {
+            Constant.PROCESSORS: self._maps.processors,
+            Constant.WITH_SCHEDULER: "scheduler" in plan.own,
+            Constant.EVERYONE: plan.scope.kind == "system" and self._namespace is None,
+            Constant.CHILDREN: plan.scope.children,
+            Constant.MIN_DURATION_NS: plan.filters.min_duration_ns,
+            Constant.SAMPLE: plan.filters.sample,
+            Constant.COMM_LOW: int.from_bytes(comm[:8], "little"),
+            Constant.COMM_HIGH: int.from_bytes(comm[8:], "little"),
+            Constant.NAMESPACE_DEV: device,
+            Constant.NAMESPACE_INO: inode,
+            Constant.PROBE: 0,
+            Constant.OWN_TGID: os.getpid(),
+            **dict.fromkeys(TEXTS, 0),
+            Constant.MAY_SLEEP: 0,
+            Constant.BEGIN_AT: plan.windows.begin_at if plan.windows else 0,
+            Constant.END_AT: plan.windows.end_at if plan.windows else 0,
+            Constant.CLOCK_AHEAD_NS: clock_ahead_ns(),
+        }
         try:
             self._maps.put_specs(b"".join(spec_of(probe, plan.filters) for probe in plan.probes))
             if "syscall" in plan.own:
@@ -271,30 +733,6 @@ class ProbeAttachment(Attachment):
             self._probing.close()
         self._drain.close()
         self._maps.close()
-
-    def _constants_of(self, plan: Plan) -> dict[int, int]:
-        device, inode = self._namespace or (0, 0)
-        comm = plan.scope.comm.encode()[: _COMM_BYTES - 1].ljust(_COMM_BYTES, b"\0")
-        is_system = plan.scope.kind == "system"
-        return {
-            Constant.PROCESSORS: self._maps.processors,
-            Constant.WITH_SCHEDULER: "scheduler" in plan.own,
-            Constant.EVERYONE: is_system and self._namespace is None,
-            Constant.CHILDREN: plan.scope.children,
-            Constant.MIN_DURATION_NS: plan.filters.min_duration_ns,
-            Constant.SAMPLE: plan.filters.sample,
-            Constant.COMM_LOW: int.from_bytes(comm[:8], "little"),
-            Constant.COMM_HIGH: int.from_bytes(comm[8:], "little"),
-            Constant.NAMESPACE_DEV: device,
-            Constant.NAMESPACE_INO: inode,
-            Constant.PROBE: 0,
-            Constant.OWN_TGID: os.getpid(),
-            **dict.fromkeys(TEXTS, 0),
-            Constant.MAY_SLEEP: 0,
-            Constant.BEGIN_AT: plan.windows.begin_at if plan.windows else 0,
-            Constant.END_AT: plan.windows.end_at if plan.windows else 0,
-            Constant.CLOCK_AHEAD_NS: clock_ahead_ns(),
-        }
 
     def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int]) -> bytes:
         """The bytecode with the plan's constants, and with `own`, those of this copy alone."""

@@ -233,29 +233,24 @@ class RecordRenderer:
             text = b"".join(self._calls.texts.pop(teller(0, OF_WINDOWS), ())).rstrip(b"\0").decode()
             self._window_name = {"name": text} if text else {}
             self._start_ns = ts_ns
-            self._in_syscall.clear()  # threads may have entered one since they were found
-        else:
-            self._end_all(lines, ts_ns)
+        else:  # end everything that is open, the inner slices before the outer ones
+            for entered in self._in_syscall.values():
+                if entered is not None:
+                    lines.event(ts_ns, entered[0].ended(), *entered[1], _ENDED_AFTER)
+            for calls in self._in_calls.values():
+                for head, call_where in reversed(calls):
+                    lines.event(ts_ns, head.ended(), *call_where, _ENDED_AFTER)
+            for thread_where in self._running.values():
+                lines.event(ts_ns, self._switch_out, *thread_where, _ENDED_AFTER)
+            self._in_calls.clear()
+            self._running.clear()
+            self._calls.effects.forget()  # no thread is in a call that was seen
+        self._in_syscall.clear()  # also at the begin: threads may have entered one since they were found
         record = {"ts_ns": ts_ns, "type": "window", "window": self._windows, "phase": "B" if begins else "E"}
         pid, tid = self._ids.get(where[1], where[:2])
         by = {"pid": pid, "tid": tid} if pid else {}
         waited = {"waited_ns": waited_ns} if waited_ns else {}
         lines.record(record | self._window_name | by | {"cause": self._causes[cause]} | waited)
-
-    def _end_all(self, lines: Lines, ts_ns: int) -> None:
-        """End everything that is open at the end of a window, the inner slices before the outer ones."""
-        for entered in self._in_syscall.values():
-            if entered is not None:
-                lines.event(ts_ns, entered[0].ended(), *entered[1], _ENDED_AFTER)
-        for calls in self._in_calls.values():
-            for head, where in reversed(calls):
-                lines.event(ts_ns, head.ended(), *where, _ENDED_AFTER)
-        for where in self._running.values():
-            lines.event(ts_ns, self._switch_out, *where, _ENDED_AFTER)
-        self._in_calls.clear()
-        self._in_syscall.clear()
-        self._running.clear()
-        self._calls.effects.forget()  # no thread is in a call that was seen
 
     def _belongs(self, kind: int, tid: int, tgid: int, cpu: int, number: int, *a: int) -> None:
         """Keep a record that belongs to a later one."""

@@ -16,17 +16,23 @@ is kept as unchanged records: a decoder that takes them first has the same state
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final, Literal, NamedTuple, Protocol
 
+from tracepipe.errors import TracepipeError
 from tracepipe.hooks.hook import NAMING_EFFECTS, Probe
+from tracepipe.hooks.names import did_you_mean
 from tracepipe.native import library
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.calls import MADE, teller
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
 from tracepipe.tracer.records.syscalls import ENDED
+from tracepipe.units import duration_ns
 
 NEVER: Final = (1 << 63) - 1
 """A limit that no call exceeds."""
@@ -132,15 +138,75 @@ class Span(NamedTuple):
     is_over: bool = True
 
 
-class Wanted(Protocol):
-    """The calls and kernels that are looked for."""
+FORMS: Final[dict[SpanKind, str]] = {
+    CALL: "FUNCTION > 50ms",
+    SYSCALL: "syscall:NAME > 50ms",
+    NVTX: "nvtx:RANGE > 200ms",
+    KERNEL: "kernel:REGEX > 5ms",
+}
+"""Kind → its form. A function may also be written as `call:FUNCTION`."""
+_KIND: Final = re.compile(r"([A-Za-z]\w*):(?!:)\s*(.*)", re.DOTALL)
+_HINT: Final = f"Write {', '.join(FORMS.values())}; names are patterns."
 
-    @property
-    def kinds(self) -> Collection[SpanKind]:
-        """The kinds that are looked for; others can be ignored."""
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """True of a span of this kind, with a fitting name, that took longer than the limit."""
+
+    text: str
+    kind: SpanKind
+    pattern: str
+    limit_ns: int
+
+    def fits(self, name: str, kind: SpanKind) -> bool:
+        """Whether the condition applies to a span of this name and kind."""
+        if kind != self.kind:
+            return False
+        if kind == KERNEL:
+            return bool(re.search(self.pattern, name))
+        return name == self.pattern or fnmatchcase(name, self.pattern)
+
+
+class Conditions:
+    """All given conditions. Raises TracepipeError for one that cannot be understood."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.all = [_condition(text) for text in texts]
+        self.kinds = frozenset(one.kind for one in self.all)
 
     def limit_ns(self, name: str, kind: SpanKind) -> int | None:
-        """The duration beyond which a span with this name is reported; None: it never is."""
+        """The least limit that applies to a span of this name and kind; None if no condition applies."""
+        return min((one.limit_ns for one in self.all if one.fits(name, kind)), default=None)
+
+
+def _condition(text: str) -> Condition:
+    named, sign, time = text.rpartition(">")
+    if not sign:
+        raise _refused(text, "it has no '>' and time")
+    kind: SpanKind = CALL
+    name = named.strip()
+    if found := _KIND.fullmatch(name):
+        word, name = found[1], found[2]
+        if word not in FORMS:
+            hint = did_you_mean(word, FORMS)
+            raise _refused(text, f"{word!r} is not a known condition", hint)
+        kind = word
+    if not name:
+        raise _refused(text, "there is no name before '>'")
+    try:
+        limit_ns = duration_ns(time.strip())
+    except TracepipeError as error:
+        raise _refused(text, error.message.rstrip("."), error.hint) from None
+    if kind == KERNEL:
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise _refused(text, f"{name!r} is not a regular expression: {error}") from None
+    return Condition(text.strip(), kind, name, limit_ns)
+
+
+def _refused(text: str, why: str, hint: str = "") -> TracepipeError:
+    return TracepipeError(f"--when {text!r} cannot be understood: {why}.", hint or _HINT)
 
 
 class RecordSpans:
@@ -149,7 +215,7 @@ class RecordSpans:
     def __init__(
         self,
         probes: Sequence[Probe],
-        wanted: Wanted,
+        wanted: Conditions,
         syscalls: Mapping[int, str],
         is_there: Callable[[int], bool],
     ) -> None:

@@ -48,7 +48,7 @@ from tracepipe.tracer.gpu.engines.channel import (
 )
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
-from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Span, SpanKind, Wanted
+from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Conditions, Span, SpanKind
 
 GPUS_MAX: Final = 256
 # native/python_stacks.h describes these two.
@@ -307,7 +307,7 @@ class OpenSpan:
 class Finder:
     """Finds long spans among records of some kinds; none by itself."""
 
-    wanted: Wanted
+    wanted: Conditions
     names: WantedNames
     memory: MemoryLimit
     kind: ClassVar[SpanKind] = CALL
@@ -332,7 +332,7 @@ class Finder:
 class ChannelSpans:
     """Finds long calls, kernels and ranges in a channel's records, like `RecordSpans`."""
 
-    def __init__(self, wanted: Wanted, decoders: Iterable[Decoder]) -> None:
+    def __init__(self, wanted: Conditions, decoders: Iterable[Decoder]) -> None:
         self._wanted, self._memory = wanted, MemoryLimit()
         self._names: dict[tuple[int, int], WantedName] = {}
         finders = {decoder: decoder.finder(wanted, self._names, self._memory) for decoder in decoders}
@@ -508,7 +508,7 @@ class GpuRenderer:
     def carry(self) -> ChannelCarry:
         return ChannelCarry(self._decoders)
 
-    def spans(self, wanted: Wanted) -> ChannelSpans:
+    def spans(self, wanted: Conditions) -> ChannelSpans:
         """A reader that finds long calls and kernels in such records."""
         return ChannelSpans(wanted, self._decoders)
 
