@@ -54,48 +54,47 @@ _SEGMENTS: Final = 100  # how many parts the kept time and size have; each is ev
 _ITEM_BYTES: Final = 128  # the memory of each item in addition to its content
 
 
+@dataclass(eq=False)
 class FlightRecorder(Store):
     """Takes what a recording collects. `ask` and the end of the recording write the last part of it."""
 
     takes_device = reports_notes = True
 
-    def __init__(
-        self,
-        outputs: Outputs,
-        last: Last,
-        attachment: Attachment,
-        device: GpuEngine | None,
-        header: Callable[[HostInstant], Mapping[str, Any]],
-        notify: Notify,
-        control: Control | None = None,
-    ) -> None:
-        self._outputs, self._last, self._header, self._notify = outputs, last, header, notify
-        self._attachment, self._device, self._control = attachment, device, control
-        self._ring = Ring(last, is_unordered=attachment.is_unordered)
-        self._device_renderer = device.renderer() if device else None
-        self._decoders = decoders_of(attachment.renderer(), self._device_renderer)  # they render no lines
+    outputs: Outputs
+    last: Last
+    attachment: Attachment
+    device: GpuEngine | None
+    header: Callable[[HostInstant], Mapping[str, Any]]
+    notify: Notify
+    control: Control | None = None
+    cpu_losses: dict[str, dict[int, int]] = field(default_factory=dict)
+    """The losses of the last recording by processor."""
+    recordings: list[Recording] = field(default_factory=list)
+    """The recordings that were written."""
+    error: Exception | None = None
+    """A bug, or at the end the reason why a recording is not complete."""
+    _ring: Ring = field(init=False)
+    _plan: Plan = field(init=False)
+    _watch: Watch | None = None
+    _never_followed: Counter[str] = field(default_factory=Counter)
+    _no_room: deque[tuple[int, Mapping[str, int]]] = field(default_factory=deque)
+    _asked: str = ""
+    _reason: str = ""
+    _dump: _Dump | None = None
+    _notes: set[str] = field(default_factory=set)
+    _failure: OutputError | None = None
+
+    def __post_init__(self) -> None:
+        self._device_renderer = self.device.renderer() if self.device else None
+        # They render no lines.
+        self._decoders = decoders_of(self.attachment.renderer(), self._device_renderer)
         self._carries = {of_device: decoder.carry() for of_device, decoder in self._decoders.items()}
-        self._never_followed: Counter[str] = Counter()
-        self._no_room: deque[tuple[int, Mapping[str, int]]] = deque()
-        self._plan: Plan | None = None
-        self._watch: Watch | None = None
-        self.cpu_losses: dict[str, dict[int, int]] = {}
-        """The losses of the last recording by processor."""
-        self._asked = ""
-        self._reason = ""
-        self._dump: _Dump | None = None
-        self._notes: set[str] = set()
-        self.recordings: list[Recording] = []
-        """The recordings that were written."""
-        self.error: Exception | None = None
-        """A bug, or at the end the reason why a recording is not complete."""
-        self._failure: OutputError | None = None
 
     def begin(self, plan: Plan, start_ns: int) -> None:
         """Called first. Raises TracepipeError for a condition that can never be true."""
         self._plan = plan
-        self._watch = Watch(self._last, plan, self._device) if self._last.when else None
-        self._ring = Ring(self._last, is_unordered=self._attachment.is_unordered)
+        self._watch = Watch(self.last, plan, self.device) if self.last.when else None
+        self._ring = Ring(self.last, is_unordered=self.attachment.is_unordered)
 
     def put(self, item: Chunk | Loss) -> None:
         self._ring.put(item)
@@ -120,7 +119,7 @@ class FlightRecorder(Store):
                     self._never_followed[item.reason] += item.count
             if evicted:
                 self._no_room.append((end_ns, evicted))
-        while self._no_room and self._no_room[0][0] <= now_ns - self._last.duration_ns:
+        while self._no_room and self._no_room[0][0] <= now_ns - self.last.duration_ns:
             self._no_room.popleft()
         if self._watch is not None and (reason := self._watch.due(now_ns)):
             self.ask(reason)
@@ -174,18 +173,18 @@ class FlightRecorder(Store):
             self.recordings.append(dump.recording)
             self.cpu_losses = dump.recording.cpu_losses
             if not self._reason:  # those at the end are in the summary
-                self._notify(dump.recording.text)
+                self.notify(dump.recording.text)
         for note in dump.device.notes if dump.device else ():
             if note not in self._notes:
                 self._notes.add(note)
-                name = self._device.name if self._device else ""
-                self._notify(f"{name}: {note}" if name else note)
-        if self._control is not None and (dump.error is None or isinstance(dump.error, OutputError)):
+                name = self.device.name if self.device else ""
+                self.notify(f"{name}: {note}" if name else note)
+        if self.control is not None and (dump.error is None or isinstance(dump.error, OutputError)):
             path = dump.recording.path if dump.recording else ""
-            self._control.wrote(dump.asked, path, dump.error)
+            self.control.wrote(dump.asked, path, dump.error)
         if isinstance(dump.error, OutputError):
             self._failure = self._failure or dump.error
-            self._notify(f"{dump.error.message} {dump.error.hint}")
+            self.notify(f"{dump.error.message} {dump.error.hint}")
         elif dump.error is not None:
             self.error = dump.error
 
@@ -193,7 +192,7 @@ class FlightRecorder(Store):
         """Begin to write what is kept now, on a separate thread."""
         lost = [Loss(None, count, 0, 0, why) for why, count in self._never_followed.items()]
         end, begin = instant(), self._ring.begin
-        too_early_ns = end["monotonic_ns"] - self._last.duration_ns - begin["monotonic_ns"]
+        too_early_ns = end["monotonic_ns"] - self.last.duration_ns - begin["monotonic_ns"]
         dump = _Dump(
             later(begin, max(too_early_ns, 0)),
             end,
@@ -202,9 +201,9 @@ class FlightRecorder(Store):
             {of_device: carry.carried() for of_device, carry in self._carries.items()},
             dict(sum((Counter(counts) for _, counts in self._no_room), Counter())),
             reason,
-            self._attachment.renderer(),
+            self.attachment.renderer(),
             self._device_renderer.anew() if self._device_renderer else None,
-            self._control.asked if self._control else 0,
+            self.control.asked if self.control else 0,
         )
         dump.thread = threading.Thread(target=self._write, args=(dump,), name="tracepipe-last", daemon=True)
         dump.thread.start()
@@ -213,7 +212,7 @@ class FlightRecorder(Store):
     def _write(self, dump: _Dump) -> None:
         """Write a recording; sets its `recording` or `error`."""
         try:
-            with self._outputs.another() as (path, sink):
+            with self.outputs.another() as (path, sink):
                 sizes_bytes = Counter[bool]()
                 for item in dump.items:
                     if isinstance(item, Chunk):
@@ -222,7 +221,7 @@ class FlightRecorder(Store):
                     sink,
                     dump.renderer,
                     device_renderer=dump.device,
-                    is_unordered=self._attachment.is_unordered,
+                    is_unordered=self.attachment.is_unordered,
                     sizes_bytes=(sizes_bytes[False], sizes_bytes[True]),
                 )
                 with closing(dump.spool):
@@ -231,9 +230,8 @@ class FlightRecorder(Store):
             dump.error = dump.error or error
 
     def _write_lines(self, path: str, dump: _Dump, spool: Spool) -> None:
-        assert self._plan is not None
         began_ns, start_ns = time.monotonic_ns(), dump.start["monotonic_ns"]
-        spool.write_record(self._header(dump.start))
+        spool.write_record(self.header(dump.start))
         # Records from before the start may follow later ones.
         decoders = decoders_of(dump.renderer, dump.device)
         dividing = {of_device: decoder.carry() for of_device, decoder in decoders.items()}
@@ -248,7 +246,7 @@ class FlightRecorder(Store):
             if after:
                 late.append(Chunk(after, item.of_device) if before else item)
         dump.items.clear()
-        if self._attachment.is_unordered:
+        if self.attachment.is_unordered:
             for item in late:
                 if isinstance(item, Chunk) and not item.of_device:
                     dump.renderer.learn(item.content)
@@ -268,7 +266,7 @@ class FlightRecorder(Store):
         spool.finish()
         while not spool.wait(1.0):
             pass
-        filtered = self._attachment.filtered
+        filtered = self.attachment.filtered
         footer = footer_of(spool, filtered, dump.device, dump.reason, dump.end, dump.evicted)
         spool.write_record(footer)
         dump.error = spool.error

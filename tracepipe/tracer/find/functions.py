@@ -102,13 +102,9 @@ class FunctionTables:
                 return {path: functions for path, functions in linked_in.items() if functions}
         return {path: self._of_library(path, index) for path in libraries.find(library)}
 
-    def all_of(self, path: str) -> Functions:
-        """All functions that a file has symbols for, also local ones."""
-        return self._table(path, local=True)
-
     def _of_library(self, path: str, index: HookIndex) -> Functions:
         """The functions that a library exports, and those of cuGetProcAddress that a hook matches."""
-        exported = self._table(path, local=False)
+        exported = self.all_of(path, local=False)
         names = {name for found in exported.values() for name in found}
         if names.isdisjoint(_GETTERS):
             return exported
@@ -139,7 +135,8 @@ class FunctionTables:
         found = {_base(name) for names in fitting.values() for name in names}
         return fitting if not plain or plain & found else {}
 
-    def _table(self, path: str, *, local: bool) -> Functions:
+    def all_of(self, path: str, *, local: bool = True) -> Functions:
+        """All functions that a file has symbols for, also local ones unless only exported ones are wanted."""
         if (path, local) not in self._tables:
             try:
                 by_address: dict[int, dict[str, None]] = {}

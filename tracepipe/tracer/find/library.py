@@ -340,10 +340,8 @@ def mapped_files(pid: int) -> list[tuple[str, str]]:
         root = _root(pid)
         for mapping in files:
             if mapping.path not in found:
-                opened, link = (
-                    root + mapping.path,
-                    f"{_PROC}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}",
-                )
+                opened = root + mapping.path
+                link = f"{_PROC}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
                 if _inode(opened) != mapping.inode and _inode(link):
                     opened = link
                 found[mapping.path] = mapping.name, opened

@@ -9,7 +9,7 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -91,31 +91,28 @@ def hook_text(hook: Hook) -> str:
     return ":".join([hook.target, *place, hook.pattern])
 
 
+@dataclass
 class _SetSearch:
     """The search for one set: its probes, which of its hooks match something, and why the others do not."""
 
-    def __init__(
-        self,
-        hooks: HookSet,
-        wanted: NameFilter,
-        libraries: LibrarySearch,
-        tables: FunctionTables,
-        symbols: KernelSymbols,
-        tracepoints: Tracepoints,
-    ) -> None:
-        self.hooks, self.wanted = hooks, wanted
-        self.libraries, self.tables = libraries, tables
-        self.symbols, self.tracepoints = symbols, tracepoints
-        self.probes: list[Probe] = []
-        self._fitted: set[str] = set()
-        self._groups: set[str] = set()
-        self._reasons: dict[tuple[str, str], Hook] = {}
+    hooks: HookSet
+    wanted: NameFilter
+    libraries: LibrarySearch
+    tables: FunctionTables
+    symbols: KernelSymbols
+    tracepoints: Tracepoints
+    probes: list[Probe] = field(default_factory=list)
+    _fitted: set[str] = field(default_factory=set)
+    _groups: set[str] = field(default_factory=set)
+    _reasons: dict[tuple[str, str], Hook] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         for target, look in {
             "uprobe": self._look_in_libraries,
             "kprobe": self._look_in_kernel,
             "tracepoint": self._look_in_tracefs,
         }.items():
-            if some := [hook for hook in hooks.hooks if hook.target == target]:
+            if some := [hook for hook in self.hooks.hooks if hook.target == target]:
                 look(some)
 
     def _look_in_libraries(self, all_hooks: list[Hook]) -> None:
