@@ -222,6 +222,8 @@ class Row:
     on_stream: bool = False
     last_ns: int = -(1 << 63)
     open: list[_Open] = field(default_factory=list)
+    names: dict[int, int] = field(default_factory=dict)
+    """How many open slices have each name, here and on its overlap rows, which share this."""
     ends: list[tuple[int, int]] = field(default_factory=list)
     overlap_rows: list[int] = field(default_factory=list)
     above: tuple[int, int] = (NO_ROW, NO_ROW)
@@ -244,6 +246,20 @@ class Row:
             return False
         depth = self.unfinished(ts_ns)
         return depth < DEPTH_MAX and (not depth or end_ns <= self.ends[depth - 1][0])
+
+    def push(self, name: int, slice_id: int, at: int, flow: int) -> None:
+        """Open a slice, whose begin is at a place among the operations."""
+        self.open.append((name, slice_id, at, flow))
+        self.names[name] = self.names.get(name, 0) + 1
+
+    def pop(self) -> _Open:
+        """Close the innermost open slice."""
+        one = self.open.pop()
+        if left := self.names[one[0]] - 1:
+            self.names[one[0]] = left
+        else:
+            del self.names[one[0]]
+        return one
 
     def take(self, ts_ns: int) -> int:
         """Begin a slice that nests here and return the slice around it."""
@@ -336,6 +352,10 @@ class Nesting:
         """Give the names of open slices their new numbers; `to` has these by the old numbers."""
         for row in self._rows:
             row.open[:] = [(int(to[name]), slice_id, at, flow) for name, slice_id, at, flow in row.open]
+            if row.base == NO_ROW and row.names:
+                counts = [(int(to[name]), count) for name, count in row.names.items()]
+                row.names.clear()
+                row.names.update(counts)
 
     def early(self) -> list[Early]:
         """Kernels that started before their calls, since the last call."""
@@ -375,7 +395,7 @@ class Nesting:
                 opened = row.open
                 if opened and opened[-1][0] == name and ts_ns >= row.last_ns and len(opened) < DEPTH_MAX:
                     row.last_ns = ts_ns
-                    ops.append((END, on, ts_ns, name, event, NO_MARK, 0, 0, opened.pop()[1], NONE))
+                    ops.append((END, on, ts_ns, name, event, NO_MARK, 0, 0, row.pop()[1], NONE))
                 else:
                     self._end(on, ts_ns, dur_ns if has_dur else None, name, event)
                 continue
@@ -397,7 +417,7 @@ class Nesting:
                 opened, slice_id = row.open, self._slices
                 parent = opened[-1][1] if opened else NONE
                 row.last_ns, self._slices = ts_ns, slice_id + 1
-                opened.append((name, slice_id, len(ops), asked))
+                row.push(name, slice_id, len(ops), asked)
                 row.begun = len(ops)
                 ops.append((BEGIN, on, ts_ns, name, event, NO_MARK, flow, flow2, slice_id, parent))
             elif phase == "I":
@@ -430,7 +450,7 @@ class Nesting:
             self._counted.undrawn += 1
             return NO_ROW
         self._all_overlap_rows += 1
-        self._rows.append(Row(base=row))
+        self._rows.append(Row(base=row, names=self._rows[row].names))
         overlaps.append(len(self._rows) - 1)
         return len(self._rows) - 1
 
@@ -443,7 +463,7 @@ class Nesting:
         if at != NO_ROW:
             row = self._rows[at]
             parent = row.take(ts_ns)
-            row.open.append((name, slice_id, len(self._ops), given))
+            row.push(name, slice_id, len(self._ops), given)
             row.begun = len(self._ops)
         self._ops.append((BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, slice_id, parent))
 
@@ -496,21 +516,20 @@ class Nesting:
         self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, number, 0, NONE, around))
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
-        rows = (on, *self._rows[on].overlap_rows)
-        opened = any(one[0] == name for at in rows for one in self._rows[at].open)
+        opened = name in self._rows[on].names
         if not opened and dur_ns is not None:
             # Its begin was lost, or its writer records exits only: the duration gives the begin.
             start_ns = max(min(0, ts_ns), ts_ns - dur_ns)
             self._complete(on, start_ns, ts_ns - start_ns, name, event, FROM_DURATION)
             return
-        at = self._row_of_end(on, ts_ns, name)
+        at = self._row_of_end(on, ts_ns, name) if opened else NO_ROW
         if at == NO_ROW:
             self._counted.no_begin += 1
             self._ops.append((INSTANT, on, ts_ns, name, event, NO_BEGIN, 0, 0, NONE, NONE))
             return
         row = self._rows[at]
         row.last_ns = ts_ns
-        while (ended := row.open.pop())[0] != name:
+        while (ended := row.pop())[0] != name:
             # longjmp, an exception or a lost record: the caller has returned, so this call has too.
             self._ops.append((END, at, ts_ns, ended[0], NONE, UNCLOSED, 0, 0, ended[1], NONE))
             self._counted.unclosed += 1
@@ -566,6 +585,7 @@ class Nesting:
             for name, slice_id, _, _ in reversed(one.open):
                 self._ops.append((END, at, at_ns, name, NONE, UNCLOSED, 0, 0, slice_id, NONE))
             one.open.clear()
+            one.names.clear()
 
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)

@@ -45,6 +45,7 @@ import ctypes
 import os
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, TypeGuard
@@ -841,6 +842,29 @@ class _Begin:
     args: bytes
 
 
+@dataclass(slots=True)
+class _Opened:
+    """The begins of a thread or an id that wait for their ends, outermost first; how many have each name."""
+
+    begins: list[_Begin] = field(default_factory=list)
+    names: Counter[str | None] = field(default_factory=Counter)
+
+    def add(self, begin: _Begin) -> None:
+        """Add the innermost begin."""
+        self.begins.append(begin)
+        self.names[begin.stated.get("name")] += 1
+
+    def pop(self) -> _Begin:
+        """Remove the innermost begin."""
+        begin = self.begins.pop()
+        self.names[begin.stated.get("name")] -= 1
+        return begin
+
+    def has(self, name: str | None) -> bool:
+        """Whether an end of this name ends one of the begins. A begin without a name is of any name."""
+        return bool(self.begins) and (name is None or self.names[name] > 0 or self.names[None] > 0)
+
+
 class ChromePairs:
     """Adds slices made of begins and ends to `rows`.
 
@@ -853,7 +877,7 @@ class ChromePairs:
 
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
-        self._open: dict[_Key, list[_Begin]] = {}
+        self._open: dict[_Key, _Opened] = {}
         self._count = 0
         self._ranges: dict[_Key, RangeNumbers] = {}
         self._range_of: dict[_Key, int] = {}
@@ -869,25 +893,25 @@ class ChromePairs:
                     stated = self._parsed.keep(row.first, orjson.loads(row.first), len(row.first))
                 self._add(row.ts_ns, stated, row.second)
         for key, opened in list(self._open.items()):
-            while opened:
+            while opened.begins:
                 self._end(key, opened.pop(), max(last_ns, 0), b"", unclosed=True)
 
     def _add(self, ts_ns: int, stated: dict[str, Any], args: bytes) -> None:
         key, phase, name = tuple(stated["key"]), stated["phase"], stated.get("name")
         range_key = stated["fields"].get("pid"), stated["fields"].get("domain")
-        opened = self._open.setdefault(key, [])
+        opened = self._open.setdefault(key, _Opened())
         if phase in "Bb":
             if self._count >= _OPEN_MAX:
                 self._instant(ts_ns, key, stated, args, "unclosed")
                 return
-            if phase == "b" and not opened:
+            if phase == "b" and not opened.begins:
                 number = self._ranges.setdefault(range_key, RangeNumbers()).lowest()
                 self._range_of[key] = RANGE_LIMIT if number is None else number
             self._count += 1
-            opened.append(_Begin(ts_ns, stated, args))
+            opened.add(_Begin(ts_ns, stated, args))
         elif phase == "n":
             self._instant(ts_ns, key, stated, args, "")
-        elif not opened or (name is not None and all(one.stated.get("name", name) != name for one in opened)):
+        elif not opened.has(name):
             self._instant(ts_ns, key, stated, args, "no_begin")
         else:  # it ends the innermost begin of its name, with all that is in it
             is_it = False
@@ -895,9 +919,9 @@ class ChromePairs:
                 begin = opened.pop()
                 is_it = name is None or begin.stated.get("name", name) == name
                 self._end(key, begin, ts_ns, args if is_it else b"", unclosed=not is_it)
-            if not opened and key in self._range_of:
+            if not opened.begins and key in self._range_of:
                 self._ranges[range_key].free(self._range_of.pop(key))
-        if not opened:
+        if not opened.begins:
             del self._open[key]
 
     def _end(self, key: _Key, begin: _Begin, end_ns: int, args: bytes, *, unclosed: bool) -> None:
