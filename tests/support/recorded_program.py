@@ -56,7 +56,7 @@ class Recorded:
 
     def lose_reader(self) -> None:
         """What the kernel does for a capture process that is killed."""
-        for connection in self.channel._connections._open:
+        for connection in self.channel._processes:
             connection.close()
 
     def stop(self) -> None:

@@ -333,7 +333,9 @@ class Toolchain:
             raise CaptureUnavailable(
                 "A C++ compiler is needed to build the library, and none was found.", INSTALL_GXX
             )
-        return _usable(self.parts.gxx[0])
+        if self.parts.gxx[0].refusal:
+            raise self.parts.gxx[0].refusal
+        return self.parts.gxx[0]
 
     def nvcc(self) -> Compiler:
         """The newest nvcc whose code the driver accepts. Raises CaptureUnavailable."""
@@ -348,7 +350,8 @@ class Toolchain:
                 f"nvcc {found} is too new for this driver (CUDA {_text(self.driver.cuda)}).",
                 _install_nvcc(self.driver.cuda),
             )
-        _usable(fitting[0])
+        if fitting[0].refusal:
+            raise fitting[0].refusal
         if fitting[0].mixed:
             raise CaptureUnavailable(
                 f"nvcc {_text(fitting[0].version)} does not work with {' and '.join(fitting[0].mixed)}.",
@@ -467,13 +470,6 @@ def host_toolchain() -> Toolchain:
     """A toolchain with only the C++ compiler, for libraries that need neither the driver nor nvcc."""
     user = owner()
     return Toolchain(Driver(), Parts(find_gxx(os.environ.get("PATH", os.defpath), user)), user)
-
-
-def _usable(compiler: Compiler) -> Compiler:
-    """The compiler. Raises CaptureUnavailable if it cannot be used."""
-    if compiler.refusal:
-        raise compiler.refusal
-    return compiler
 
 
 def _text(version: Version | None) -> str:

@@ -20,10 +20,9 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -62,11 +61,6 @@ class Parameter:
     offset: int
     size_bytes: int
     pointed_bytes: int = 0
-
-    @property
-    def words(self) -> int:
-        """The positions that it takes, as `Argument.position` counts them: a dim3 takes two."""
-        return 2 if _WORD_BYTES < self.size_bytes <= 2 * _WORD_BYTES else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +101,18 @@ class ApiCalls:
 
     def _call(self, name: str) -> ApiCall:
         hook, found = self._hook(name), parameters().get(name, [])
-        parts, words = _parts(_at_positions(found, 0), ""), [name]
+        parts, words = {at: ("", part) for at, part in enumerate(_parts(found))}, [name]
         arguments = hook.signature.arguments
         config = _CONFIGURED.get(name.removesuffix("_ptsz"))
         if config is not None and found:
             struct_name, named = config
             size_bytes = found[0].pointed_bytes
             known = [p for p in parameters()[struct_name] if p.offset + p.size_bytes <= size_bytes]
-            pointed = _at_positions(known[: len(named)], _POINTED_FROM)
-            arguments += tuple(
-                Argument(argument, position, kind)
-                for (argument, kind), (position, _) in zip(named, pointed, strict=False)
-            )
-            parts |= _parts(pointed, "@")
+            parts |= {at: ("@", part) for at, part in enumerate(_parts(known), _POINTED_FROM)}
+            position = _POINTED_FROM
+            for in_struct, kind in named:
+                arguments += (Argument(in_struct, position, kind),) if position in parts else ()
+                position += 2 if kind == "dim3" else 1
             words.append(f"through{found[0].offset}")
         readable = tuple(argument for argument in arguments if _is_readable(argument, parts))
         if not readable:
@@ -139,33 +132,16 @@ class ApiCalls:
         return ApiCall(_probe(name, replace(hook, signature=signature, effect=effect)), " ".join(words))
 
 
-_Parts = dict[int, tuple[str, Parameter]]
-"""Position → the part of a parameter that is there, with the prefix of its word."""
+def _parts(found: list[Parameter]) -> Iterator[Parameter]:
+    """Parameters word by word, as `Argument.position` counts them: a dim3 takes two."""
+    for whole in found:
+        yield replace(whole, size_bytes=min(whole.size_bytes, _WORD_BYTES))
+        if _WORD_BYTES < whole.size_bytes <= 2 * _WORD_BYTES:
+            offset, size_bytes = whole.offset + _WORD_BYTES, whole.size_bytes - _WORD_BYTES
+            yield replace(whole, offset=offset, size_bytes=size_bytes)
 
 
-def _at_positions(found: list[Parameter], position: int) -> list[tuple[int, Parameter]]:
-    """Parameters, each with the position where it begins; the first one begins at `position`."""
-    starts = accumulate((parameter.words for parameter in found), initial=position)
-    return list(zip(starts, found, strict=False))
-
-
-def _parts(placed: list[tuple[int, Parameter]], prefix: str) -> _Parts:
-    """The parameters word by word."""
-    return {
-        position + word: (
-            prefix,
-            Parameter(
-                parameter.offset + word * _WORD_BYTES,
-                min(parameter.size_bytes - word * _WORD_BYTES, _WORD_BYTES),
-                parameter.pointed_bytes,
-            ),
-        )
-        for position, parameter in placed
-        for word in range(parameter.words)
-    }
-
-
-def _is_readable(argument: Argument, parts: _Parts) -> bool:
+def _is_readable(argument: Argument, parts: Mapping[int, tuple[str, Parameter]]) -> bool:
     """Whether the whole argument can be read."""
     if argument.position not in parts:
         return False

@@ -183,97 +183,6 @@ CONNECTIONS_MAX: Final = 512
 _PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-class Connections:
-    """The processes that write into a channel: each connects to a socket, gets the memory, stays connected.
-
-    process                                        capture process
-    connect ─────────────────────────────────────▶ accept: may its user connect?
-            ◀───────────────────────────────────── one byte, with the memory's descriptor
-      …  records go through the memory  …
-            ◀───────────────────────────────────── end of the stream: record no more
-    the last records, then closed ───────────────▶ end of the stream: it is done
-
-    When a process dies, for any reason, the kernel closes its end, so each side sees the other's death as an
-    end of file. The socket is abstract: it has no path that another user could take, and nothing has to be
-    removed. `users` and root may connect.
-    """
-
-    def __init__(self, memory: int, users: set[int]) -> None:
-        """`memory` is the descriptor that each process gets. Raises CaptureUnavailable."""
-        self._memory, self._users = memory, users | {0}
-        self.name = f"tracepipe-gpu-{secrets.token_hex(16)}"
-        self._open: list[socket.socket] = []
-        try:
-            self._listener: socket.socket | None = socket.socket(
-                socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
-            )
-            self._listener.bind(f"\0{self.name}")
-            self._listener.listen(CONNECTIONS_MAX)
-        except OSError as error:
-            raise CaptureUnavailable(
-                f"The GPU channel's socket cannot be created: {error}.",
-                "Check that there are free file descriptors (ulimit -n).",
-            ) from None
-
-    def accept(self) -> None:
-        """Accept waiting processes; never waits."""
-        while self._listener is not None:
-            try:
-                process, _ = self._listener.accept()
-            except OSError:  # no process waits, or no descriptor is free
-                return
-            if not self._connect(process):
-                process.close()
-
-    def stop(self) -> None:
-        """Accept no more processes, and ask the connected ones to record no more."""
-        self.accept()  # a process that is about to begin is answered, and stops at once
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        for process in self._open:
-            with suppress(OSError):
-                process.shutdown(socket.SHUT_WR)
-
-    def are_over(self) -> bool:
-        """Whether every process has disconnected or ended."""
-        for process in list(self._open):
-            try:
-                is_over = not process.recv(1)  # anything that it sends is ignored
-            except BlockingIOError:
-                continue
-            except OSError:
-                is_over = True
-            if is_over:
-                process.close()
-                self._open.remove(process)
-        return not self._open
-
-    def close(self) -> None:
-        """Close all connections: to processes that still record, it looks as if this one had ended."""
-        self.stop()
-        for process in self._open:
-            process.close()
-        self._open = []
-
-    def _connect(self, process: socket.socket) -> bool:
-        """Send a process the memory's descriptor. False if it may not have it, or has ended."""
-        if len(self._open) >= CONNECTIONS_MAX:
-            self.are_over()
-        if len(self._open) >= CONNECTIONS_MAX:
-            return False
-        try:
-            _, user, _ = _PEER.unpack(process.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-            if user not in self._users:
-                return False
-            process.setblocking(False)
-            socket.send_fds(process, [b"\1"], [self._memory])
-        except OSError:
-            return False
-        self._open.append(process)
-        return True
-
-
 CHANNEL_VARIABLE: Final = "TRACEPIPE_GPU_CHANNEL"
 CHANNEL_BYTES: Final = 64 << 20
 """Default size of the ring: a warp takes about 48 bytes, a launch of 10⁵ warps 5 MB."""
@@ -304,7 +213,20 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Channel:
-    """The memory with its ring. Committed records can be collected even if their process has died."""
+    """The memory with its ring, and the processes that write into it: each connects to a socket, gets the
+    memory, stays connected. Committed records can be collected even if their process has died.
+
+    process                                        capture process
+    connect ─────────────────────────────────────▶ accept: may its user connect?
+            ◀───────────────────────────────────── one byte, with the memory's descriptor
+      …  records go through the memory  …
+            ◀───────────────────────────────────── end of the stream: record no more
+    the last records, then closed ───────────────▶ end of the stream: it is done
+
+    When a process dies, for any reason, the kernel closes its end, so each side sees the other's death as an
+    end of file. The socket is abstract: it has no path that another user could take, and nothing has to be
+    removed.
+    """
 
     def __init__(
         self,
@@ -315,7 +237,8 @@ class Channel:
     ) -> None:
         """Create a channel that this process reads; `ring_bytes` is rounded up to a power of two.
 
-        `owner` (user, group) is whom the command runs as, and may write to it too. Raises CaptureUnavailable.
+        `owner` (user, group) is whom the command runs as, and may connect besides this user and root. Raises
+        CaptureUnavailable.
         """
         self._ring_bytes = 1 << max(ring_bytes - 1, 65535).bit_length()
         self._key = secrets.randbits(64)
@@ -339,17 +262,35 @@ class Channel:
                 ) from None
             _HEADER.pack_into(self._map, 0, _MAGIC, self._key, self._ring_bytes, wait_us)
             _WINDOWS.pack_into(self._map, _TURNS_AT, 1, 0, 0, 0, 0, *[0] * _TURNS_MAX)
-            users = {os.geteuid()} | ({owner[0]} if owner else set())
-            self._connections = Connections(self._memory, users)
+            self._users = {0, os.geteuid()} | ({owner[0]} if owner else set())
+            self._name = f"tracepipe-gpu-{secrets.token_hex(16)}"
+            self._processes: list[socket.socket] = []
+            try:
+                self._listener: socket.socket | None = socket.socket(
+                    socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
+                )
+                self._listener.bind(f"\0{self._name}")
+                self._listener.listen(CONNECTIONS_MAX)
+            except OSError as error:
+                raise CaptureUnavailable(
+                    f"The GPU channel's socket cannot be created: {error}.",
+                    "Check that there are free file descriptors (ulimit -n).",
+                ) from None
             undo.pop_all()
 
     def environment(self) -> dict[str, str]:
         """The variable by which the traced command finds the channel."""
-        return {CHANNEL_VARIABLE: self._connections.name}
+        return {CHANNEL_VARIABLE: self._name}
 
     def accept(self) -> None:
         """Accept processes that have started; never waits."""
-        self._connections.accept()
+        while self._listener is not None:
+            try:
+                process, _ = self._listener.accept()
+            except OSError:  # no process waits, or no descriptor is free
+                return
+            if not self._connect(process):
+                process.close()
 
     def collect(self, *, is_final: bool = False) -> bytes:
         """Complete records since the last call, in the order in which room was reserved for them; never
@@ -414,19 +355,59 @@ class Channel:
         return [Turn(min(turned_ns[turn % _TURNS_MAX], now_ns), begins=turn % 2 == 1) for turn in last]
 
     def stop(self) -> None:
-        """Ask the processes to record no more; what they still send is collected until `is_over`."""
-        self._connections.stop()
+        """Accept no more processes, and ask the connected ones to record no more; what they still send is
+        collected until `is_over`.
+        """
+        self.accept()  # a process that is about to begin is answered, and stops at once
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for process in self._processes:
+            with suppress(OSError):
+                process.shutdown(socket.SHUT_WR)
 
     def is_over(self) -> bool:
         """Whether every process has sent its last records and closed the channel, or has ended."""
-        return self._connections.are_over()
+        for process in list(self._processes):
+            try:
+                is_over = not process.recv(1)  # anything that it sends is ignored
+            except BlockingIOError:
+                continue
+            except OSError:
+                is_over = True
+            if is_over:
+                process.close()
+                self._processes.remove(process)
+        return not self._processes
 
     def close(self) -> None:
-        """Release the memory. Processes that still have it mapped are not harmed, and record no more."""
+        """Release the memory. Processes that still have it mapped are not harmed, and record no more: to them
+        it looks as if this one had ended.
+        """
         if not self._map.closed:
-            self._connections.close()
+            self.stop()
+            for process in self._processes:
+                process.close()
+            self._processes = []
             self._map.close()
             os.close(self._memory)
+
+    def _connect(self, process: socket.socket) -> bool:
+        """Send a process the memory's descriptor. False if it may not have it, or has ended."""
+        if len(self._processes) >= CONNECTIONS_MAX:
+            self.is_over()
+        if len(self._processes) >= CONNECTIONS_MAX:
+            return False
+        try:
+            _, user, _ = _PEER.unpack(process.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if user not in self._users:
+                return False
+            process.setblocking(False)
+            socket.send_fds(process, [b"\1"], [self._memory])
+        except OSError:
+            return False
+        self._processes.append(process)
+        return True
 
     def _collect_piece(self, pieces: list[bytes], *, is_final: bool) -> int:
         """Add the records of the next piece of the ring to `pieces`; returns its size, 0 if there is none."""
