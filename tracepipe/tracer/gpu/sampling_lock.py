@@ -35,32 +35,25 @@ class SamplingLock(ExitStack):
     def __init__(self, uuids: Iterable[str]) -> None:
         """Lock all GPUs of these UUIDs, or none. Raises CaptureUnavailable, which names a holder."""
         super().__init__()
-        try:
+        with ExitStack() as locks:
             for uuid in sorted({uuid.lower() for uuid in uuids}):
-                self.enter_context(_lock(uuid))
-        except BaseException:
-            self.close()
-            raise
-
-
-def _lock(uuid: str) -> socket.socket:
-    """The lock of one GPU."""
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # not inherited by a command
-    try:
-        lock.bind(f"\0{_PREFIX}{uuid}")
-        lock.listen(_ASKING_MAX)
-    except OSError as error:
-        lock.close()
-        if error.errno != errno.EADDRINUSE:
-            raise CaptureUnavailable(
-                f"{uuid} cannot be locked: {error.strerror}.",
-                "Check that there are free file descriptors (ulimit -n).",
-            ) from None
-        raise CaptureUnavailable(
-            f"{uuid} is being sampled by {_holder(uuid)}: a GPU's hardware serves one sampler at a time.",
-            "Wait until it has ended, or end it.",
-        ) from None
-    return lock
+                # Not inherited by a command.
+                lock = locks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                try:
+                    lock.bind(f"\0{_PREFIX}{uuid}")
+                    lock.listen(_ASKING_MAX)
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise CaptureUnavailable(
+                            f"{uuid} cannot be locked: {error.strerror}.",
+                            "Check that there are free file descriptors (ulimit -n).",
+                        ) from None
+                    raise CaptureUnavailable(
+                        f"{uuid} is being sampled by {_holder(uuid)}: "
+                        "a GPU's hardware serves one sampler at a time.",
+                        "Wait until it has ended, or end it.",
+                    ) from None
+            self.push(locks.pop_all())
 
 
 def _holder(uuid: str) -> str:

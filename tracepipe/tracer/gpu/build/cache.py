@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -97,32 +97,27 @@ class Cache:
 
     def _take_from_scratch(self, path: Path, compile_into: Compile) -> None:
         """Let the user compile in a separate folder, and copy the result, which is untrusted."""
-        scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.folder))
-        try:
+        with ExitStack() as undo:
+            scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.folder))
+            undo.callback(shutil.rmtree, scratch, ignore_errors=True)
             os.chown(scratch, self._user.uid, self._user.gid)
             compile_into(scratch / "made")
             folder = os.open(scratch, _FOLDER)
-            try:
-                made = os.open("made", _FILE, dir_fd=folder)
-            finally:
-                os.close(folder)
-            try:
-                status = os.fstat(made)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > _BUILD_BYTES_MAX:
-                    raise CaptureUnavailable(
-                        f"{scratch / 'made'} is not a file that a compiler makes.", "Try again without sudo."
-                    )
-                # At most as many bytes as a build can have, into a new file.
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                left = _BUILD_BYTES_MAX
-                with os.fdopen(os.open(path, flags, 0o755), "wb") as file:
-                    while left > 0 and (piece := os.read(made, _PIECE_BYTES)):
-                        file.write(piece)
-                        left -= len(piece)
-            finally:
-                os.close(made)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            undo.callback(os.close, folder)
+            made = os.open("made", _FILE, dir_fd=folder)
+            undo.callback(os.close, made)
+            status = os.fstat(made)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _BUILD_BYTES_MAX:
+                raise CaptureUnavailable(
+                    f"{scratch / 'made'} is not a file that a compiler makes.", "Try again without sudo."
+                )
+            # At most as many bytes as a build can have, into a new file.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            left = _BUILD_BYTES_MAX
+            with os.fdopen(os.open(path, flags, 0o755), "wb") as file:
+                while left > 0 and (piece := os.read(made, _PIECE_BYTES)):
+                    file.write(piece)
+                    left -= len(piece)
 
 
 def check_safe(path: Path, trusted: set[int]) -> None:

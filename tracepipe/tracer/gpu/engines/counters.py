@@ -442,12 +442,10 @@ class OrderedSamples:
         )
         self._clock_before = math.nan
         """The SMs' clock in the last complete sample."""
-        self.news = ""
-        """A message for the user, shown once."""
         self._is_over = False
 
-    def read(self, now_ns: int) -> None:
-        """Read what the sampler sent; never waits."""
+    def read(self, now_ns: int) -> str:
+        """Read what the sampler sent; never waits. Returns a message for the user, or ""."""
         for item in self._sampler.read():
             if isinstance(item, Overflow):
                 self._reason = "the hardware's buffer was full"
@@ -470,7 +468,8 @@ class OrderedSamples:
         if self._sampler.is_over and not self._is_over:
             self._is_over = True
             if not self._sampler.is_whole:
-                self.news = f"GPU {self._sampler.gpu} is no longer sampled: {self._sampler.why}"
+                return f"GPU {self._sampler.gpu} is no longer sampled: {self._sampler.why}"
+        return ""
 
     def _accept(self) -> None:
         """Accept the samples before the first gap. One that begins long before the end of another is none."""
@@ -588,7 +587,8 @@ class CounterStream(RecordStream):
         before_ns = now_ns - self._hold_ns
         made: list[bytes] = []
         for samples, sampler in zip(self._samples, self._samplers, strict=True):
-            samples.read(now_ns)
+            if message := samples.read(now_ns):
+                news.append(message)
             until_ns = _EVER_NS if is_final else before_ns
             recorded = samples.recorded(until_ns, self._stretches, self._losses)
             for sample in recorded:
@@ -598,9 +598,6 @@ class CounterStream(RecordStream):
                 made.append((head + payload).ljust(whole_bytes(len(payload)), b"\0"))
             if is_final:
                 self._losses += samples.end(now_ns, self._stretches)
-            if samples.news:
-                news.append(samples.news)
-                samples.news = ""
         self._stretches.forget_before(before_ns - _HOLD_NS)
         return b"".join(made)
 
