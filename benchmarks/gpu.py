@@ -115,9 +115,9 @@ class Bench:
         self.ends_s = time.monotonic() + BUDGET_S
         self.program = built(tools, Path(__file__).with_suffix(".cu"), folder / "gpu")
         self.kernels_library = kernels.KernelStream.build(tools)
-        self.library = tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
-        self.patches = tools.build_patches("patches", NATIVE / "patches.cu")
-        self.empty_patches = tools.build_patches("patches", NATIVE / "patches.cu", (), {"TRACEPIPE_EMPTY": 1})
+        self.library = tools.build_host(NATIVE / "warps.cpp", ["sanitizer"])
+        self.patches = tools.build_patches(NATIVE / "patches.cu")
+        self.empty_patches = tools.build_patches(NATIVE / "patches.cu", (), {"TRACEPIPE_EMPTY": 1})
 
     @property
     def left_s(self) -> float:

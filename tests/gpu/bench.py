@@ -47,8 +47,8 @@ class Bench:
         try:
             self.gpus = len(self.tools.driver.gpus)
             self.tools.architectures()
-            self.library = self.tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
-            self.patches = self.tools.build_patches("patches", NATIVE / "patches.cu")
+            self.library = self.tools.build_host(NATIVE / "warps.cpp", ["sanitizer"])
+            self.patches = self.tools.build_patches(NATIVE / "patches.cu")
         except CaptureUnavailable as refusal:
             pytest.skip(f"{refusal.message} {refusal.hint}")
         self._folder = folder

@@ -29,7 +29,7 @@ ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 # Each engine's library, built.
 LIBRARIES: dict[str, Callable[[Toolchain], Path]] = {
     "kernels": KernelStream.build,
-    "warps": lambda tools: tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"]),
+    "warps": lambda tools: tools.build_host(NATIVE / "warps.cpp", ["sanitizer"]),
     "stalls": StallStream.build,
 }
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def patches(
     tools: Toolchain, architectures: list[int] = ARCHITECTURES, defines: dict[str, int] | None = None
 ) -> bytes:
     wanted = [f"sm_{number}" for number in architectures]
-    return tools.build_patches("patches", NATIVE / "patches.cu", wanted, defines).read_bytes()
+    return tools.build_patches(NATIVE / "patches.cu", wanted, defines).read_bytes()
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -187,7 +187,7 @@ def test_what_cupti_opens_beside_itself_is_found(tools: Toolchain, tmp_path: Pat
         "  return cuptiProfilerHostInitialize(&chip);\n"
         "}\n"
     )
-    program = tools.build_host("plans", [source], ["cupti"], is_program=True)
+    program = tools.build_host(source, ["cupti"], is_program=True)
     with Elf(str(program)) as built:
         dynamic = built.dynamic()
     assert (dynamic.rpath, dynamic.runpath) == ([str(tools.part("cupti").library.parent)], [])

@@ -214,12 +214,12 @@ def test_under_sudo_the_caller_compiles_and_root_keeps(cache: Cache, caller: Own
     tools = [Compiler(says, (13, 0), "nvcc 13.0")]
     made = chain(user=caller, nvcc=tools, gxx=tools, sanitizer=[part((13, 0))])
     source = put(tmp_path / "native/p.cpp", "1")
-    path = made.build_host("p", [source])
+    path = made.build_host(source)
     assert path.read_text() == f"{caller.uid}\n"
     assert path.parent == caches.ROOT_CACHE / str(caller.uid)
     assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o755)
     assert list(path.parent.iterdir()) == [path], "the folder of the caller's is gone"
-    assert made.build_host("p", [source]) == path
+    assert made.build_host(source) == path
 
 
 @as_root
@@ -230,7 +230,7 @@ def test_what_the_caller_leaves_instead_of_a_build_is_not_kept(
     says = put(tmp_path / "tools/g++", f'#!/bin/sh\nexec {made} "$(eval echo \\${{$#}})"\n', runs=True)
     tools = chain(user=caller, gxx=[Compiler(says, (12, 2), "g++")])
     with pytest.raises(CaptureUnavailable):
-        tools.build_host("p", [put(tmp_path / "native/p.cpp", "1")])
+        tools.build_host(put(tmp_path / "native/p.cpp", "1"))
     assert list((caches.ROOT_CACHE / str(caller.uid)).iterdir()) == []
 
 
@@ -277,7 +277,7 @@ def test_root_links_no_library_that_others_can_write(tmp_path: Path) -> None:
     os.chown(library, OTHER, OTHER)
     tools = chain(gxx=[Compiler(Path("/g++"), (12, 2), "")], cupti=[Part((tmp_path,), library, (13, 0))])
     with pytest.raises(CaptureUnavailable, match=f"{library} can be written by other users"):
-        tools.build_host("a", [put(tmp_path / "a.cpp")], ["cupti"])
+        tools.build_host(put(tmp_path / "a.cpp"), ["cupti"])
 
 
 def test_a_folder_that_this_user_may_not_look_into_has_no_build(

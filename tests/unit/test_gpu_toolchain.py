@@ -345,11 +345,11 @@ def patches_chain(tmp_path: Path, codes: str = "sm_75 sm_80 sm_90") -> Toolchain
 def test_a_build_is_made_once(tmp_path: Path, cache: Path) -> None:
     source = put(tmp_path / "native/p.cu", "1")
     tools = patches_chain(tmp_path)
-    path = tools.build_patches("p", source, ["sm_90"])
+    path = tools.build_patches(source, ["sm_90"])
     assert path.parent == cache
     assert path.read_text() == "made by 13.0\n"
     made_ns = path.stat().st_mtime_ns
-    assert tools.build_patches("p", source, ["sm_90"]) == path
+    assert tools.build_patches(source, ["sm_90"]) == path
     assert path.stat().st_mtime_ns == made_ns
     assert list(cache.iterdir()) == [path]
 
@@ -357,16 +357,16 @@ def test_a_build_is_made_once(tmp_path: Path, cache: Path) -> None:
 def test_whatever_decides_the_outcome_makes_another_build(tmp_path: Path, cache: Path) -> None:
     source = put(tmp_path / "native/p.cu", "1")
     tools = patches_chain(tmp_path)
-    made = {tools.build_patches("p", source, ["sm_90"]), tools.build_patches("p", source, ["sm_80"])}
+    made = {tools.build_patches(source, ["sm_90"]), tools.build_patches(source, ["sm_80"])}
     put(tmp_path / "native/record.h", "2")
-    made.add(tools.build_patches("p", source, ["sm_90"]))
+    made.add(tools.build_patches(source, ["sm_90"]))
     put(source, "3")
-    made.add(tools.build_patches("p", source, ["sm_90"]))
+    made.add(tools.build_patches(source, ["sm_90"]))
     newer = [Compiler(tools.parts.nvcc[0].path, (13, 0), "nvcc 13.0 update 1")]
-    made.add(chain(nvcc=newer, gxx=tools.parts.gxx, sanitizer=[part((13, 0))]).build_patches("p", source))
+    made.add(chain(nvcc=newer, gxx=tools.parts.gxx, sanitizer=[part((13, 0))]).build_patches(source))
     blocks = {"FIRST": 0, "LAST": 131}
-    made.add(tools.build_patches("p", source, ["sm_90"], blocks))
-    made.add(tools.build_patches("p", source, ["sm_90"], {**blocks, "LAST": 132}))
+    made.add(tools.build_patches(source, ["sm_90"], blocks))
+    made.add(tools.build_patches(source, ["sm_90"], {**blocks, "LAST": 132}))
     assert len(made) == len(list(cache.iterdir())) == 7
 
 
@@ -374,21 +374,21 @@ def test_names_for_the_preprocessor_reach_the_compiler(tmp_path: Path, cache: Pa
     tools = patches_chain(tmp_path)
     lists = 'if [ "$1" = --list-gpu-code ]; then echo sm_90; else echo "$@" >"$(eval echo \\${$#})"; fi'
     put(tools.parts.nvcc[0].path, f"#!/bin/sh\n{lists}\n", runs=True)
-    path = tools.build_patches("p", put(tmp_path / "native/p.cu"), ["sm_90"], {"FIRST": 5, "LAST": 7})
+    path = tools.build_patches(put(tmp_path / "native/p.cu"), ["sm_90"], {"FIRST": 5, "LAST": 7})
     assert {"-DFIRST=5", "-DLAST=7"} <= set(path.read_text().split())
 
 
 def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path: Path, cache: Path) -> None:
     source = put(tmp_path / "native/p.cu", "1")
     tools = patches_chain(tmp_path, "sm_80 sm_86 sm_90")
-    assert tools.build_patches("p", source, ["sm_87"]) == tools.build_patches("p", source, ["sm_86"])
+    assert tools.build_patches(source, ["sm_87"]) == tools.build_patches(source, ["sm_86"])
     for wish, message in {
         "sm_75": "generates no code for sm_75",
         "sm_120": "sm_120",
         "hopper": "not a GPU architecture",
     }.items():
         with pytest.raises(CaptureUnavailable, match=message):
-            tools.build_patches("p", source, [wish])
+            tools.build_patches(source, [wish])
 
 
 def test_an_nvcc_that_lists_no_architectures_is_reported_with_the_reason(
@@ -399,10 +399,10 @@ def test_an_nvcc_that_lists_no_architectures_is_reported_with_the_reason(
     put(tools.parts.nvcc[0].path, f'#!/bin/sh\necho "{fatal}" >&2; exit 1\n', runs=True)
     source = put(tmp_path / "native/p.cu", "1")
     with pytest.raises(CaptureUnavailable, match=r"does not list the GPUs .*: nvcc fatal   : Could not open"):
-        tools.build_patches("p", source, ["sm_90"])
+        tools.build_patches(source, ["sm_90"])
     monkeypatch.setenv("TMPDIR", "/nowhere")
     with pytest.raises(CaptureUnavailable) as refusal:
-        tools.build_patches("p", source, ["sm_90"])
+        tools.build_patches(source, ["sm_90"])
     assert refusal.value.hint == "Set TMPDIR to a writable folder, which /nowhere is not."
 
 
@@ -413,7 +413,7 @@ def test_a_compiler_on_a_full_disk_is_reported_with_the_folder(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     bad = put(tmp_path / "g++", f"#!/bin/sh\necho one >&2; echo 'error: x.s: {why}' >&2; exit 1\n", runs=True)
     with pytest.raises(CaptureUnavailable, match=f"as the disk is full: error: x.s: {why}") as refusal:
-        chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [put(tmp_path / "a.cpp")])
+        chain(gxx=[Compiler(bad, (12, 2), "")]).build_host(put(tmp_path / "a.cpp"))
     room, errors = (
         f"Free some space in {tmp_path}, or set TMPDIR to a folder with free space.",
         f"one | error: x.s: {why}",
@@ -431,7 +431,7 @@ def test_a_failing_compiler_is_reported_with_its_error(tmp_path: Path, cache: Pa
     with pytest.raises(
         CaptureUnavailable, match=r"a could not be built: a\.cpp:1: error: no such thing\.$"
     ) as no:
-        chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [source])
+        chain(gxx=[Compiler(bad, (12, 2), "")]).build_host(source)
     assert no.value.hint.startswith(f"Run it to see why: {bad} ")
     assert no.value.hint.endswith("Its output: In file x | a.cpp:1: error: no such thing.")
     assert list(cache.iterdir()) == []

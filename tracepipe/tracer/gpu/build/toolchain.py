@@ -383,15 +383,13 @@ class Toolchain:
             )
         return self.driver.architectures
 
-    def build_host(
-        self, name: str, sources: Sequence[Path], against: Sequence[str] = (), *, is_program: bool = False
-    ) -> Path:
-        """Build a library for the command's process, or a program that runs as the owner, from C++ `sources`,
+    def build_host(self, source: Path, against: Sequence[str] = (), *, is_program: bool = False) -> Path:
+        """Build a library for the command's process, or a program that runs as the owner, from a C++ source,
         linked to the parts `against`. Raises CaptureUnavailable.
         """
         options = _PROGRAM_OPTIONS if is_program else _LIBRARY_OPTIONS
         gxx, parts = self.gxx(), [self.part(part) for part in against]
-        include = [f"-I{folder}" for folder in dict.fromkeys(source.parent for source in sources)]
+        include = [f"-I{source.parent}"]
         for part in parts:
             include += [f"-isystem{folder}" for folder in part.include]
             if self.owner.uid == 0:
@@ -399,16 +397,12 @@ class Toolchain:
         # RPATH, as CUPTI opens a library next to itself by its bare name: RUNPATH is not searched for that.
         libraries = [*map(str, (part.library for part in parts)), "-Wl,--disable-new-dtags"]
         libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
-        command = [str(gxx.path), *options, *include, *map(str, sources), *libraries, "-ldl"]
+        command = [str(gxx.path), *options, *include, str(source), *libraries, "-ldl"]
         versions = [gxx.words, *(_text(part.version) for part in parts)]
-        return self._build(name, "" if is_program else ".so", sources, command, versions)
+        return self._build(source, "" if is_program else ".so", command, versions)
 
     def build_patches(
-        self,
-        name: str,
-        source: Path,
-        architectures: Sequence[str] = (),
-        defines: Mapping[str, int] | None = None,
+        self, source: Path, architectures: Sequence[str] = (), defines: Mapping[str, int] | None = None
     ) -> Path:
         """Build device patches from a .cu source: a fatbin with code for `architectures`, such as `sm_90`.
 
@@ -435,23 +429,20 @@ class Toolchain:
         include = [f"-I{source.parent}"] + [f"-I{folder}" for folder in sanitizer.include]
         macros = [f"-D{macro}={value}" for macro, value in (defines or {}).items()]
         command = [str(nvcc.path), *_PATCH_OPTIONS, *macros, *targets, *include, str(source)]
-        return self._build(name, ".fatbin", [source], command, [nvcc.words, _text(sanitizer.version)])
+        return self._build(source, ".fatbin", command, [nvcc.words, _text(sanitizer.version)])
 
-    def _build(
-        self, name: str, ending: str, sources: Sequence[Path], command: list[str], versions: list[str]
-    ) -> Path:
-        """The build, from the cache if one is there of the same sources, headers, compilers and options."""
+    def _build(self, source: Path, ending: str, command: list[str], versions: list[str]) -> Path:
+        """The build, from the cache if one is there of the same source, headers, compilers and options."""
         digest = hashlib.sha256()
-        headers = {header for source in sources for header in source.parent.glob("*.h")}
-        for source in (*sources, *sorted(headers), _EXPORTS):
-            content = source.read_bytes()
-            digest.update(f"{source.name} {len(content)}\n".encode())
+        for file in (source, *sorted(source.parent.glob("*.h")), _EXPORTS):
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)}\n".encode())
             digest.update(content)
         digest.update("\n".join([platform.machine(), *command, *versions]).encode())
-        file, cache = f"{name}-{digest.hexdigest()[:16]}{ending}", Cache(self.owner)
-        failure = f"{name} could not be built"
-        return cache.find(file) or cache.make(
-            file,
+        build, cache = f"{source.stem}-{digest.hexdigest()[:16]}{ending}", Cache(self.owner)
+        failure = f"{source.stem} could not be built"
+        return cache.find(build) or cache.make(
+            build,
             lambda path: run(command, self.owner, failure=failure, timeout_s=_BUILD_TIMEOUT_S, output=path),
         )
 

@@ -375,7 +375,7 @@ class AnnotationStream(RecordStream):
     @classmethod
     def build(cls, toolchain: Toolchain) -> Path:
         """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
-        return toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
+        return toolchain.build_host(NATIVE / "annotations.cpp")
 
     def environment(self) -> dict[str, str]:
         return {NVTX_VARIABLE: str(self._library.absolute())}

@@ -687,7 +687,7 @@ def build_sampler(toolchain: Toolchain) -> Path:
             f"{_FIRST_CUPTI[0]}.{_FIRST_CUPTI[1]} is the first that can.",
             f"Run {INSTALL} with a driver at least as new, or leave out --gpu-counters.",
         )
-    return toolchain.build_host("pm_sampler", [NATIVE / "pm_sampler.cpp"], ["cupti"], is_program=True)
+    return toolchain.build_host(NATIVE / "pm_sampler.cpp", ["cupti"], is_program=True)
 
 
 def _begun(

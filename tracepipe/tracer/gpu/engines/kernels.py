@@ -512,7 +512,7 @@ class KernelStream(RecordStream):
     @classmethod
     def build(cls, toolchain: Toolchain) -> Path:
         """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
-        return toolchain.build_host(cls.source, [NATIVE / f"{cls.source}.cpp"], ["cupti"])
+        return toolchain.build_host(NATIVE / f"{cls.source}.cpp", ["cupti"])
 
     def environment(self) -> dict[str, str]:
         sampled = {STALLS_VARIABLE: "1"} if self._lock is not None else {}

@@ -267,8 +267,8 @@ class WarpStream(RecordStream):
     def build(toolchain: Toolchain, request: CaptureRequest) -> tuple[Path, Path]:
         """The library and the patches, built if they are not in the cache. Raises CaptureUnavailable."""
         return (
-            toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"]),
-            toolchain.build_patches("patches", NATIVE / "patches.cu", defines=choice.warp_defines(request)),
+            toolchain.build_host(NATIVE / "warps.cpp", ["sanitizer"]),
+            toolchain.build_patches(NATIVE / "patches.cu", defines=choice.warp_defines(request)),
         )
 
     def environment(self) -> dict[str, str]:
