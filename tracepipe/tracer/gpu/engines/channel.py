@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
@@ -99,7 +99,8 @@ class GpuRecord(NamedTuple):
     @property
     def content(self) -> bytes:
         """The bytes of the whole record."""
-        return bytes(memoryview(self.payload.obj)[self.at : self.at + whole_bytes(len(self.payload))])
+        chunk: Any = self.payload.obj
+        return bytes(chunk[self.at : self.at + whole_bytes(len(self.payload))])
 
     @property
     def is_plausible(self) -> bool:

@@ -267,9 +267,13 @@ class ChannelCarry:
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
         parts: tuple[list[bytes], list[bytes]] = ([], [])
+        at, was_late = 0, False
         for record in records(chunk):
             is_late = record.time_ns >= start_ns or record.kind in self._whole
-            parts[is_late].append(record.content)
+            if is_late != was_late:
+                parts[was_late].append(chunk[at : record.at])
+                at, was_late = record.at, is_late
+        parts[was_late].append(chunk[at:])
         return b"".join(parts[0]), b"".join(parts[1])
 
     def carried(self) -> Carried:
