@@ -373,7 +373,6 @@ class KernelDecoder(Decoder):
         return losses
 
     def _kernel(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
-        _, _, name, node, _, context = values[:6]
         static_bytes, dynamic_bytes, registers, graph, is_device_launched, *limits = values[17:]
         configured_bytes, clusters = limits
         if max(values[11:14]) > INDEX_LIMIT:
@@ -387,14 +386,13 @@ class KernelDecoder(Decoder):
             args |= {"max_active_clusters": clusters} if clusters else {}
         if is_device_launched:
             args["launched_by"] = "device"
-        event["name"] = work.process.names.get(name, "kernel whose name was lost")
+        event["name"] = work.process.names.get(values[2], "kernel whose name was lost")
         event |= {"grid": values[8:11], "block": values[11:14]}
-        yield event | {"args": args | _where(context, graph, node)}
+        yield event | {"args": args | _where(context=values[5], graph=graph, node=values[3])}
 
     def _transfer(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
-        _, _, size_bytes, node, gpu, context, _, _, graph = values[:9]
         event = _work_event("transfer", work, record, values)
-        args: Event = {"size": size_bytes, "correlation": event["launch"]}
+        args: Event = {"size": values[2], "correlation": event["launch"]}
         if record.kind == KernelKind.SET:
             value, kind = values[9:]
             event["name"] = "set"
@@ -404,9 +402,9 @@ class KernelDecoder(Decoder):
             event["name"] = _name_at(_DIRECTIONS, direction) or "copy"
             args |= {"from": _name_at(_MEMORIES, from_kind), "to": _name_at(_MEMORIES, to_kind)}
             args["async"] = bool(flags & _ASYNCHRONOUS)
-            if to_gpu != gpu:
+            if to_gpu != values[4]:
                 args["to_gpu"] = work.process.gpus.get(to_gpu, to_gpu)
-        yield event | {"args": args | _where(context, graph, node)}
+        yield event | {"args": args | _where(context=values[5], graph=values[8], node=values[3])}
 
     def _call(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
         start_ns, end_ns, stack, domain, function, tid, correlation, result = values
@@ -454,7 +452,7 @@ class KernelDecoder(Decoder):
 
 def _work_event(layer: str, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Event:
     """An event without its name and arguments; the records of work begin alike."""
-    start_ns, end_ns, _, _, gpu, _, stream, correlation = values[:8]
+    start_ns, end_ns, gpu = values[0], values[1], values[4]
     check_span(start_ns, end_ns)
     return {
         "ts_ns": start_ns,
@@ -464,8 +462,8 @@ def _work_event(layer: str, work: _Work, record: GpuRecord, values: tuple[int, .
         "dur_ns": max(0, end_ns - start_ns),  # CUPTI has 0 as the end of what was interrupted
         "pid": record.pid,
         "gpu": work.process.gpus.get(gpu, gpu),
-        "stream": stream,
-        "launch": work.launch_id(correlation),
+        "stream": values[6],
+        "launch": work.launch_id(values[7]),
     }
 
 
