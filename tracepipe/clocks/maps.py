@@ -12,9 +12,10 @@ others are left out. There may be many pairs, so they are columns, which are rea
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -329,35 +330,6 @@ PAIRS_MAX = 1 << 17
 CLOCKS_MAX = 1 << 10
 
 
-class CollectedPairs:
-    """Pairs by clock. `is_thinned` is whether some were not kept."""
-
-    def __init__(self) -> None:
-        self.is_thinned, self._count = False, 0
-        self._growing: dict[str, GrowingPairs] = {}
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add the pair of a `clock` record, if its clock is one of the first `CLOCKS_MAX`."""
-        growing = self._growing.get(record["clock"])
-        if growing is None:
-            if len(self._growing) == CLOCKS_MAX:
-                return
-            growing = self._growing[record["clock"]] = GrowingPairs()
-        growing.append(ClockPair.of(record))
-        self._count += 1
-        if self._count >= PAIRS_MAX:
-            clock, growing = max(self._growing.items(), key=lambda one: len(one[1]))
-            fewer = self._growing[clock] = GrowingPairs(thinned(growing.columns()))
-            self._count -= len(growing) - len(fewer)
-            self.is_thinned = True
-
-    def pop_all(self) -> Iterator[tuple[str, Pairs]]:
-        """Take out each clock with its pairs."""
-        while self._growing:
-            clock, growing = self._growing.popitem()
-            yield clock, growing.columns()
-
-
 def thinned(pairs: Pairs) -> Pairs:
     """Half of some pairs, or up to three quarters where their distances differ much. Those closest to others
     are left out. Before that, the intervals of those that stay are narrowed by them.
@@ -385,21 +357,9 @@ def _spaced(pairs: Pairs, spacing_ns: int) -> array[int]:
     return places
 
 
-def in_parts(records: Iterable[Mapping[str, Any]], clocks: Container[str]) -> Iterator[tuple[str, Pairs]]:
-    """All pairs that `records` have of some clocks, a part at a time: a clock, and some of its pairs."""
-    growing: dict[str, GrowingPairs] = {}
-    for count, record in enumerate((one for one in records if one["clock"] in clocks), 1):
-        growing.setdefault(record["clock"], GrowingPairs()).append(ClockPair.of(record))
-        if count % PART == 0:
-            yield from ((clock, pairs.columns()) for clock, pairs in growing.items())
-            growing = {}
-    yield from ((clock, pairs.columns()) for clock, pairs in growing.items())
-
-
 # The readings of `start` in a header are taken within this time.
 SNAPSHOT_NS = 1000
 _MILLION = 1_000_000
-_INT64_MAX = (1 << 63) - 1
 
 
 class Method(str, Enum):
@@ -409,39 +369,6 @@ class Method(str, Enum):
     OFFSET = "offset"
     FIT = "fit"
     ASSUMED = "assumed"
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """trace = trace_ns + (source - source_ns) * rate_num // rate_den."""
-
-    source_ns: int
-    trace_ns: int
-    rate_num: int
-    rate_den: int
-    bound_ns: int
-    bound_ppm: int
-    """What each ns of distance from source_ns adds to the bound, in millionths of a ns."""
-    length_ns: int = 0
-    """The distance of the two pairs; 0 before the first and after the last."""
-    end_bound_ns: int = 0
-    """The bound at the second pair."""
-
-    def place(self, source_ns: int) -> int:
-        """The trace time of a source time, limited to the times that a trace can have."""
-        placed_ns = self.trace_ns + (source_ns - self.source_ns) * self.rate_num // self.rate_den
-        return max(-TIME_LIMIT_NS, min(placed_ns, TIME_LIMIT_NS))
-
-    def bound_at(self, source_ns: int) -> int:
-        """The distance of the clock from the line there, ns, limited to the times that a trace can have."""
-        away_ns, length_ns = abs(source_ns - self.source_ns), self.length_ns
-        if not length_ns:
-            return min(self.bound_ns - (-away_ns * self.bound_ppm // _MILLION), TIME_LIMIT_NS)
-        # The farthest that a clock can be from the line between two points: its rate changes just here.
-        rest_ns = length_ns - away_ns
-        wander = away_ns * rest_ns * WANDER_PPM // _MILLION
-        bound_ns = -(-(self.bound_ns * rest_ns + self.end_bound_ns * away_ns + wander) // length_ns)
-        return min(bound_ns, TIME_LIMIT_NS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -468,24 +395,12 @@ class ClockMap:
     pairs: int = 0
     dropped: int = 0
 
-    def segment(self, source_ns: int) -> Segment:
-        """The segment that places a source time."""
-        after = int(self.source_ns.searchsorted(min(source_ns, _INT64_MAX), "right"))
-        at, last = max(0, after - 1), len(self.source_ns)
-        point = int(self.source_ns[at]), int(self.trace_ns[at])
-        bound_ns = int(self.from_bound_ns[after])
-        if after in (0, last):
-            return Segment(*point, *self.rate, bound_ns, self.bound_ppm[after > 0])
-        length_ns = int(self.source_ns[after]) - point[0]
-        rate = int(self.trace_ns[after]) - point[1], length_ns
-        return Segment(*point, *rate, bound_ns, 0, length_ns, int(self.to_bound_ns[after]))
-
     def place(self, source_ns: SourceNs) -> TraceNs:
         """The trace time of a source time."""
-        return TraceNs(self.segment(source_ns).place(source_ns))
+        return TraceNs(int(self.place_all(np.array([source_ns], np.int64))[0]))
 
     def place_all(self, source_ns: Int64s) -> Int64s:
-        """The trace times of a column of source times: the results of `Segment.place`."""
+        """The trace times of a column of source times, limited to the times that a trace can have."""
         if not len(source_ns):
             return source_ns
         at, to, length_ns = self._points(source_ns)
@@ -496,7 +411,9 @@ class ClockMap:
             scaled(from_ns, gain, np.where(length_ns > 0, length_ns, rate_den)) if gain.any() else 0
         )
         if most(trace_ns) + most(from_ns) + most(more_ns) >= 1 << 62:
-            return np.array([self.place(SourceNs(ns)) for ns in source_ns.tolist()], np.int64)
+            exact = trace_ns.astype(object) + from_ns + more_ns
+            limited_ns: Int64s = np.clip(exact, -TIME_LIMIT_NS, TIME_LIMIT_NS).astype(np.int64)
+            return limited_ns
         placed_ns: Int64s = trace_ns + from_ns + more_ns
         return placed_ns
 
@@ -510,10 +427,14 @@ class ClockMap:
 
     def bound_at(self, source_ns: int) -> int:
         """The bound of the error of `place(source_ns)`, ns."""
-        return self.segment(source_ns).bound_at(source_ns)
+        return int(self.bounds_at(np.array([source_ns], np.int64))[0])
 
     def bounds_at(self, source_ns: Int64s) -> Int64s:
-        """The bounds of a column of source times, of the same shape: the results of `Segment.bound_at`."""
+        """The bounds of a column of source times, of the same shape, limited to the times that a trace can
+        have.
+
+        Between two points it is the farthest that a clock can be from the line: its rate changes just there.
+        """
         if not len(source_ns):
             return source_ns
         at, _, length_ns = self._points(source_ns)
@@ -524,13 +445,14 @@ class ClockMap:
         rest_ns, longest_ns = length_ns - inside_ns, most(length_ns)
         widest_ns = most(bound_ns) + most(end_ns) + _MILLION + longest_ns // _MILLION
         if max(widest_ns * longest_ns, most(away_ns) * max(self.bound_ppm)) >= 1 << 62:
-            return np.array([self.bound_at(ns) for ns in source_ns.tolist()], np.int64)
+            columns = (bound_ns, end_ns, away_ns, inside_ns, rest_ns)
+            bound_ns, end_ns, away_ns, inside_ns, rest_ns = (one.astype(object) for one in columns)
         # The product of two distances exceeds 64 bits after some seconds.
         wander = inside_ns // _MILLION * rest_ns + inside_ns % _MILLION * rest_ns // _MILLION
         line_ns = -(-(bound_ns * rest_ns + end_ns * inside_ns + wander) // np.maximum(1, length_ns))
         outside_ns = bound_ns - (-away_ns * np.where(is_before, *self.bound_ppm) // _MILLION)
-        bounds_ns: Int64s = np.minimum(np.where(length_ns > 0, line_ns, outside_ns), TIME_LIMIT_NS)
-        return bounds_ns
+        bounds_ns: AnyArray = np.minimum(np.where(length_ns > 0, line_ns, outside_ns), TIME_LIMIT_NS)
+        return bounds_ns.astype(np.int64, copy=False)
 
     @property
     def drift_ppm(self) -> float | None:
@@ -606,6 +528,37 @@ def fit(clock: str, pairs: Pairs) -> ClockMap:
     fitted = Fit(clock, pairs)
     fitted.allow(pairs)
     return fitted.map()
+
+
+def fit_all(records: Iterable[Mapping[str, Any]]) -> dict[str, ClockMap]:
+    """The maps of the first `CLOCKS_MAX` clocks that `clock` records name. Where there are more pairs than
+    are kept, `records` is read twice.
+    """
+    growing: dict[str, GrowingPairs] = {}
+    kept, is_thinned = 0, False
+    for record in records:
+        if record["clock"] not in growing and len(growing) == CLOCKS_MAX:
+            continue
+        growing.setdefault(record["clock"], GrowingPairs()).append(ClockPair.of(record))
+        kept += 1
+        if kept >= PAIRS_MAX:
+            clock, longest = max(growing.items(), key=lambda one: len(one[1]))
+            growing[clock] = fewer = GrowingPairs(thinned(longest.columns()))
+            kept -= len(longest) - len(fewer)
+            is_thinned = True
+    # Each clock's pairs are given up when it is fitted.
+    clocks = (growing.popitem() for _ in range(len(growing)))
+    if not is_thinned:
+        return {clock: fit(clock, pairs.columns()) for clock, pairs in clocks}
+    fits = {clock: Fit(clock, pairs.columns()) for clock, pairs in clocks}
+    all_pairs = ((one["clock"], ClockPair.of(one)) for one in records if one["clock"] in fits)
+    while some := list(islice(all_pairs, PART)):
+        by_clock: dict[str, list[ClockPair]] = {}
+        for clock, pair in some:
+            by_clock.setdefault(clock, []).append(pair)
+        for clock, own in by_clock.items():
+            fits[clock].allow(Pairs.of(own))
+    return {clock: one.map() for clock, one in fits.items()}
 
 
 def _bounds(kept: Pairs) -> tuple[Int64s, Int64s]:

@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.clocks import maps
-from tracepipe.clocks.maps import (
-    SNAPSHOT_NS,
-    ClockMap,
-    CollectedPairs,
-    Fit,
-    Method,
-    fit,
-    in_parts,
-    offset_map,
-)
+from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, Method, fit_all, offset_map
 from tracepipe.clocks.warp_times import WarpTimes
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import (
@@ -46,19 +37,6 @@ from tracepipe.event.warps import PlacedWarps, Warps
 
 # The name for further clocks, of which there are too many.
 _OTHERS = "other clocks"
-
-
-def _fitted(records: Iterable[Record]) -> dict[str, ClockMap]:
-    """The map of each clock. Where there are more pairs than are kept, `records` is read twice."""
-    collected = CollectedPairs()
-    for record in records:
-        collected.add(record)
-    if not collected.is_thinned:
-        return {clock: fit(clock, found) for clock, found in collected.pop_all()}
-    fits = {clock: Fit(clock, found) for clock, found in collected.pop_all()}
-    for clock, found in in_parts(records, fits):
-        fits[clock].allow(found)
-    return {clock: one.map() for clock, one in fits.items()}
 
 
 def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int | None:
@@ -98,20 +76,28 @@ class Clocks:
         self._anchor_ns = 0
         self._drift: ClockMap | None = None
         for clock in HOST_CLOCKS:
-            if (offset_ns := self._host_offset_ns(clock)) is not None:
+            if (offset_ns := _offset_ns(self.start, clock, self.trace_clock)) is not None:
                 self._maps.setdefault(clock, offset_map(clock, Method.OFFSET, offset_ns, SNAPSHOT_NS))
         if self.trace_clock == MONOTONIC:
-            self._maps |= _fitted(pairs)
+            self._maps |= fit_all(pairs)
         for clock, offset in (assumed or {}).items():
-            self._maps[clock] = self._assume(clock, offset)
+            by = offset
+            if isinstance(by, str):
+                found = _offset_ns(self.start, by, self.trace_clock) if by in HOST_CLOCKS else None
+                if found is None:
+                    raise ClockError(
+                        f"cannot place {clock} by {offset!r}",
+                        "Give nanoseconds to add, or a host clock of the header's start.",
+                    )
+                by = found
+            elif abs(by) >= TIME_LIMIT_NS:
+                raise ClockError(f"cannot place {clock} by {by} ns", "Give at most 146 years.")
+            self._maps[clock] = offset_map(clock, Method.ASSUMED, by, 0)
         self.last_ns = TraceNs(0)
 
     def anchor(self, offset_ns: int, drift: ClockMap | None = None) -> None:
         """Put all times on the common clock of several recordings: by an offset, or by `drift`."""
         self._anchor_ns, self._drift = offset_ns, drift
-
-    def _host_offset_ns(self, clock: str) -> int | None:
-        return _offset_ns(self.start, clock, self.trace_clock)
 
     def _note_end(self, end: Mapping[str, Any]) -> None:
         """Note the host's clocks at the end: one may have been set, and one counts in sleep."""
@@ -120,19 +106,6 @@ class Clocks:
             if clock_map.method == Method.OFFSET and now_ns is not None:
                 moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
                 self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
-
-    def _assume(self, clock: str, offset: int | str) -> ClockMap:
-        if isinstance(offset, int):
-            if abs(offset) >= TIME_LIMIT_NS:
-                raise ClockError(f"cannot place {clock} by {offset} ns", "Give at most 146 years.")
-            return offset_map(clock, Method.ASSUMED, offset, 0)
-        found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
-        if found is None:
-            raise ClockError(
-                f"cannot place {clock} by {offset!r}",
-                "Give nanoseconds to add, or a host clock of the header's start.",
-            )
-        return offset_map(clock, Method.ASSUMED, found, 0)
 
     def get(self, clock: str) -> ClockMap | None:
         """The map of `clock`, or None where nothing relates it to the trace clock."""
@@ -256,13 +229,13 @@ class Clocks:
             _leave_out(clock, count, unplaced)
             return None
         assert isinstance(other, dict)  # warps whose clock is related are placed already
-        source_ns = int(events.ts_ns[at])
-        self._note(clock, clock_map.bound_at(source_ns))
-        events.ts_ns[at] = start_ns = clock_map.place(SourceNs(source_ns))
-        if clock_map.method == Method.SAME or "dur_ns" not in other:
+        source_ns = events.ts_ns[at : at + 1]
+        self._note(clock, int(clock_map.bounds_at(source_ns)[0]))
+        if clock_map.method == Method.SAME:
             return other
-        end_ns = clock_map.place(SourceNs(source_ns + other["dur_ns"]))
-        return other | {"dur_ns": max(0, end_ns - start_ns)}
+        start_ns, end_ns = clock_map.place_all(np.append(source_ns, source_ns + other.get("dur_ns", 0)))
+        events.ts_ns[at] = start_ns
+        return other | {"dur_ns": max(0, int(end_ns - start_ns))} if "dur_ns" in other else other
 
     def _place_warps(self, batch: SourceBatch, special: list[int]) -> dict[int, PlacedWarps]:
         """By row the batches of warps whose clocks are related to the trace's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -81,9 +81,15 @@ class InputOptions:
     offsets: Mapping[str, int] = field(default_factory=dict)
     members: Sequence[Member] = ()
 
-    def open(self, path: str, called: str = "") -> AbstractContextManager[OpenRecording]:
-        """Open a recording, which may have another name in errors."""
-        return open_recording(path, self.source_format, self.assumed, self.undated, called=called)
+    @contextmanager
+    def open(
+        self, path: str, called: str = "", known: Mapping[str, Any] | None = None
+    ) -> Iterator[OpenRecording]:
+        """Open a recording. It may be `called` otherwise in errors. `known` is added to its header."""
+        with open_recording(path, self.source_format, self.assumed, self.undated, called=called) as opened:
+            if known is not None:
+                opened.recording.header = replace(opened.recording.header, **known)
+            yield opened
 
 
 @dataclass(slots=True, eq=False)
@@ -120,19 +126,21 @@ class Inputs:
         """The batches of each recording, on the common clock and in the common tables. `relieve` is called
         between two batches when the tables have much that may not be in use any more.
         """
+
+        def renumbered(reading: Reading, numbers: Renumbered) -> Iterator[Placed]:
+            for batch, problems in reading.placed():
+                yield numbers.batch(batch), problems
+                self._others += len(batch.others)
+                if self.tables.crowded() or self._others > KEPT_MAX:
+                    self._others = 0
+                    relieve()
+
         if self.parts[0].renumbered is None:
             self.parts[0].reading.relieve = relieve
-            return [self.parts[0].reading.placed()]
-        return [self._stream(part, relieve) for part in self.parts]
-
-    def _stream(self, part: Input, relieve: Callable[[], None]) -> Iterator[Placed]:
-        assert part.renumbered is not None
-        for batch, problems in part.reading.placed():
-            yield part.renumbered.batch(batch), problems
-            self._others += len(batch.others)
-            if self.tables.crowded() or self._others > KEPT_MAX:
-                self._others = 0
-                relieve()
+        return [
+            part.reading.placed() if part.renumbered is None else renumbered(part.reading, part.renumbered)
+            for part in self.parts
+        ]
 
     def account(self) -> Account:
         """The account of all of them."""
@@ -155,6 +163,10 @@ class _Several:
     placed: Sequence[Anchor]
     numbers: Sequence[Numbers]
     origins: Origins
+    is_one: bool
+    """Whether the recordings are parts of one capture."""
+    notes: list[str]
+    """Notes that are about all of them."""
 
     @classmethod
     def of(cls, paths: Sequence[str], options: InputOptions, progress: Progress | None) -> _Several:
@@ -183,26 +195,18 @@ class _Several:
                     f"{part.source.name} begins {-first_ns} ns before the common clock is 0",
                     f"Give each file an --offset FILE=NS that is {-first_ns} larger than now.",
                 )
-        return cls(paths, options, progress, parts, placed, *numbered(parts))
-
-    @property
-    def sources(self) -> list[Source]:
-        """Each recording before it is placed."""
-        return [part.source for part in self.parts]
-
-    @property
-    def is_one(self) -> bool:
-        """Whether the recordings are parts of one capture."""
-        return len({part.capture for part in self.parts}) == 1
+        is_one = len({part.capture for part in parts}) == 1
+        notes = [] if is_one else _gap_notes(parts, placed)
+        return cls(paths, options, progress, parts, placed, *numbered(parts), is_one, notes)
 
     @contextmanager
     def opened(self, at: int, tables: Tables) -> Iterator[Input]:
         """Open one of them, to be read into these tables."""
         path, name = self.paths[at], self.parts[at].source.name
-        members = self.options.members
-        with _opened(path, name, self.options, members[at].header if members else {}) as opened:
+        known = self.options.members[at].header if self.options.members else {}
+        with self.options.open(path, name if known else "", known) as opened:
             opened.clocks.anchor(self.placed[at].offset_ns, self.placed[at].drift)
-            called, strict = name if members else path, self.options.strict
+            called, strict = name if self.options.members else path, self.options.strict
             reading = Reading(opened, called, strict=strict, progress=self.progress)
             stated = "" if self.is_one else name
             renumbered = Renumbered(stated, opened.recording.tables, tables, self.numbers[at])
@@ -212,32 +216,32 @@ class _Several:
 
     def inputs(self, parts: list[Input], tables: Tables, origins: Origins) -> Inputs:
         """Some of them, which are open, as one."""
-        header = _header(self.sources)
+        sources = [part.source for part in self.parts]
+        header = sources[0].header
+        if any(source.header != header for source in sources):
+            layers = dict.fromkeys(layer for source in sources for layer in source.header.layers.got)
+            header = Header(layers=Layers(got=list(layers)))
+        begins = [
+            (begin_ns, anchor)
+            for source, anchor in zip(sources, self.placed, strict=True)
+            if (begin_ns := source.at(source.clock)) is not None
+        ]
+        start: dict[str, int] = {}
         if self.options.members:
             clock = self.options.members[0].clock
-            begins = [
-                int(anchor.way.place_all(np.array([begin_ns], np.int64))[0])
-                for source, anchor in zip(self.sources, self.placed, strict=True)
-                if (begin_ns := source.at(source.clock)) is not None
-            ]
-            start = {f"{clock}_ns": max(0, min(begins))} if begins else {}
+            if begins:
+                first_ns = min(
+                    int(anchor.way.place_all(np.array([ns], np.int64))[0]) for ns, anchor in begins
+                )
+                start = {f"{clock}_ns": max(0, first_ns)}
         else:
-            base = self.sources[reference(self.sources)]
-            clock, start = base.clock, _start(self.sources, self.placed, base)
+            # The earliest begin of a recording, on the clocks that the reference recording relates.
+            base = sources[reference(sources)]
+            clock, stated = base.clock, cast("dict[str, int]", base.header.start)
+            if (here_ns := stated.get(f"{clock}_ns")) is not None:
+                before_ns = here_ns - min(begin_ns + anchor.offset_ns for begin_ns, anchor in begins)
+                start = {of: max(0, ns - before_ns) for of, ns in stated.items()}
         return Inputs(parts, header, tables, clock, start, origins)
-
-    @property
-    def first_ns(self) -> int:
-        """The first time in all recordings."""
-        begun = zip(self.parts, self.placed, strict=True)
-        return min(
-            (part.survey.first_ns + anchor.offset_ns for part, anchor in begun if part.survey.is_begun),
-            default=0,
-        )
-
-    def notes(self) -> list[str]:
-        """Notes that are about all of them."""
-        return [] if self.is_one else _gap_notes(self.parts, self.placed)
 
 
 @contextmanager
@@ -260,7 +264,7 @@ def open_inputs(
         tables = new_tables()
         parts = [stack.enter_context(several.opened(at, tables)) for at in range(len(paths))]
         inputs = several.inputs(parts, tables, several.origins)
-        inputs.notes += several.notes()
+        inputs.notes += several.notes
         yield inputs
 
 
@@ -275,31 +279,25 @@ def open_separately(
             yield inputs
         return
     several = _Several.of(paths, options, progress)
+    begun = zip(several.parts, several.placed, strict=True)
+    firsts_ns = [part.survey.first_ns + anchor.offset_ns for part, anchor in begun if part.survey.is_begun]
     for at, part in enumerate(several.parts):
         tables, origins = new_tables(), several.origins.alone(part.source.name)
         with several.opened(at, tables) as opened:
             inputs = several.inputs([opened], tables, origins)
             # Traces on one clock must relate it to other clocks at the same instant.
-            inputs.start = inputs.start or {f"{inputs.clock}_ns": several.first_ns}
-            inputs.notes += several.notes() if at == len(paths) - 1 else []
+            inputs.start = inputs.start or {f"{inputs.clock}_ns": min(firsts_ns, default=0)}
+            inputs.notes += several.notes if at == len(paths) - 1 else []
             yield inputs
             del inputs, opened
         gc.collect()  # as in `_part`
-
-
-@contextmanager
-def _opened(path: str, name: str, options: InputOptions, known: Mapping[str, Any]) -> Iterator[OpenRecording]:
-    """Open a recording with what is known of it in addition to its header."""
-    with options.open(path, name if known else "") as opened:
-        opened.recording.header = replace(opened.recording.header, **known)
-        yield opened
 
 
 def _part(path: str, name: str, options: InputOptions, known: Mapping[str, Any] | None = None) -> Part:
     """The facts about a recording that must be known before it is read with others."""
     if path == STANDARD or (not paths.is_file(path) and paths.is_there(path)):
         raise InputError("is a pipe, which cannot be read twice", "Write it to a file first.", path=path)
-    with _opened(path, name, options, known or {}) as opened:
+    with options.open(path, name if known else "", known or {}) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
         source = Source(
             name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks, survey.end_ns
@@ -340,27 +338,3 @@ def _names(paths: Sequence[str]) -> list[str]:
 def _text(path: str) -> str:
     """A path whose bytes need not be text, as text."""
     return os.fsencode(path).decode("utf-8", "replace")
-
-
-def _header(sources: Sequence[Source]) -> Header:
-    """The header for the layout of all of them."""
-    headers = [source.header for source in sources]
-    if all(header == headers[0] for header in headers):
-        return headers[0]
-    layers = [layer for header in headers for layer in header.layers.got]
-    return Header(layers=Layers(got=list(dict.fromkeys(layers))))
-
-
-def _start(sources: Sequence[Source], placed: Sequence[Anchor], base: Source) -> dict[str, int]:
-    """The earliest begin of a recording, on the clocks that the reference recording relates."""
-    start = cast("dict[str, int]", base.header.start)
-    here_ns = start.get(f"{base.clock}_ns")
-    if here_ns is None:
-        return {}
-    begins = [
-        begin_ns + anchor.offset_ns
-        for source, anchor in zip(sources, placed, strict=True)
-        if (begin_ns := source.at(source.clock)) is not None
-    ]
-    before_ns = here_ns - min(begins)
-    return {clock: max(0, ns - before_ns) for clock, ns in start.items()}

@@ -8,9 +8,10 @@ import ctypes
 import gc
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
@@ -25,7 +26,7 @@ from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
-from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
+from tracepipe.readers import UNDATED, is_known, naming_others, recognise
 from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import InputStream, open_input
@@ -69,24 +70,22 @@ def clock_records(stream: BinaryIO) -> Iterator[Record]:
 _MANY_PAIRS: Final = 1_000
 
 
+@dataclass(slots=True)
 class _Pairs:
     """The clock pairs of a recording, which can be iterated several times: those of the header, then those of
     the file, where there is a `stream` to search. `given` counts them over all iterations.
     """
 
-    def __init__(self, of_header: list[Record], stream: InputStream | None) -> None:
-        self._of_header, self._stream = of_header, stream
-        self.given = 0
+    of_header: list[Record]
+    stream: InputStream | None
+    given: int = 0
 
     def __iter__(self) -> Iterator[Record]:
-        for pair in self._of_header:
-            self.given += 1
-            yield pair
-        if self._stream is not None:
-            with self._stream.again() as again:
-                for pair in clock_records(cast(BinaryIO, again)):
-                    self.given += 1
-                    yield pair
+        with nullcontext() if self.stream is None else self.stream.again() as again:
+            of_file = clock_records(cast(BinaryIO, again)) if again else ()
+            for pair in chain(self.of_header, of_file):
+                self.given += 1
+                yield pair
 
 
 @contextmanager
@@ -102,8 +101,6 @@ def open_recording(
     """Open an input and relate its clocks. Where that needs pairs from the whole file, it is read twice, and
     once more where there are more pairs than are kept.
 
-
-
     `source_format` is for inputs whose content does not show their format. `assumed` places clocks that have
     no pairs: clock → ns to add, or the name of a host clock. `undated`, one of `UNDATED`, is what is done
     with lines without a time. A recording that `is_growing` is read once, as it comes: only its times in
@@ -118,8 +115,30 @@ def open_recording(
         def file() -> BinaryIO:
             return stack.enter_context(stream.as_file())
 
-        source = _recognised(stream, path, source_format, file, is_growing=is_growing)
-        recording = _read(source, file() if source.needs_file else cast(BinaryIO, stream), path, undated)
+        head = stream.head(is_known) if is_growing else stream.head()
+        if not head.strip() and not source_format:
+            if stream.damage:
+                raise InputError(f"cannot be read: {stream.damage}", "Copy or record it again.", path=path)
+            raise InputError("is empty", "Record something first.", path=path)
+        try:
+            source = recognise(head, source_format, file)
+        except InputError as e:
+            raise InputError(e.message, e.hint, path=path) from e
+        except FormatError as e:
+            if source_format:
+                raise
+            raise FormatError(f"{path}: {e.message}", e.hint) from e
+        if undated not in UNDATED:
+            raise FormatError(
+                f"lines without a time cannot be taken as {undated!r}", f"Use one of: {', '.join(UNDATED)}."
+            )
+        content = file() if source.needs_file else cast(BinaryIO, stream)
+        try:
+            recording = source.read(content, undated)
+        except InputError as e:
+            # The reader does not know the path: its message starts with the line alone.
+            message = e.message.removeprefix(f":{e.line}: ")
+            raise InputError(message, e.hint, path=path, line=e.line) from e
         recording.batches = naming_others(recording.batches, source)
         header = recording.header
         problems: list[Problem] = []
@@ -139,59 +158,6 @@ def open_recording(
             # through all that the process has freed. musl has no such function, and keeps no memory.
             libc.malloc_trim(0)
         yield OpenRecording(recording, clocks, stream, source.name)
-
-
-def _recognised(
-    stream: InputStream,
-    path: str,
-    source_format: str,
-    file: Callable[[], BinaryIO],
-    *,
-    is_growing: bool = False,
-) -> InputFormat:
-    head = stream.head(is_known) if is_growing else stream.head()
-    if not head.strip() and not source_format:
-        if stream.damage:
-            raise InputError(f"cannot be read: {stream.damage}", "Copy or record it again.", path=path)
-        raise InputError("is empty", "Record something first.", path=path)
-    try:
-        return recognise(head, source_format, file)
-    except InputError as e:
-        raise InputError(e.message, e.hint, path=path) from e
-    except FormatError as e:
-        if source_format:
-            raise
-        raise FormatError(f"{path}: {e.message}", e.hint) from e
-
-
-def _read(source: InputFormat, stream: BinaryIO, path: str, undated: str) -> Recording:
-    if undated not in UNDATED:
-        raise FormatError(
-            f"lines without a time cannot be taken as {undated!r}", f"Use one of: {', '.join(UNDATED)}."
-        )
-    try:
-        return source.read(stream, undated)
-    except InputError as e:
-        # The reader does not know the path: its message starts with the line alone.
-        raise InputError(e.message.removeprefix(f":{e.line}: "), e.hint, path=path, line=e.line) from e
-
-
-def refused(problem: Problem, path: str) -> InputError:
-    """The error that `--strict` raises for a line that was skipped."""
-    return InputError(
-        problem.message,
-        "Leave out --strict to skip and count such lines.",
-        path=path,
-        line=problem.line,
-        field=problem.field,
-    )
-
-
-def damage(stream: InputStream) -> Problem:
-    """The problem for compressed data that ended in damage."""
-    if stream.is_cut:
-        return Problem(0, "", stream.damage)
-    return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
 
 
 def footer_notes(footer: Footer, counts: Mapping[str, int]) -> list[str]:
@@ -289,13 +255,16 @@ class Reading:
             if self._progress and batch.offset_bytes:
                 self._progress(stream.position_bytes(), stream.size_bytes)
         if stream.damage:
-            self.note(damage(stream))
-            yield SourceBatch(no_events(), problems=[damage(stream)])
+            before = "" if stream.is_cut else "the data is damaged from here on: "
+            problem = Problem(0, "", before + stream.damage)
+            self.note(problem)
+            yield SourceBatch(no_events(), problems=[problem])
 
     def note(self, problem: Problem) -> None:
         """Count a problem. Raises InputError where `strict` and its line was skipped."""
         if self._strict and problem.skipped:
-            raise refused(problem, self._path)
+            hint = "Leave out --strict to skip and count such lines."
+            raise InputError(problem.message, hint, path=self._path, line=problem.line, field=problem.field)
         self.account.add(problem)
 
     def _take(self, shapes: Int32s, args: Int32s, others: list[Any]) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -92,36 +92,44 @@ class Survey:
         kinds = _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl | _BEGINS * begins | _ENDS * ends
         return kinds | _LAUNCHES * launches
 
-    def note_shapes(self) -> None:
-        """Note the new shapes."""
-        if self._rounds != self.tables.rounds:
-            self._rounds = self.tables.rounds
-            self._kernels.clear()
-        self._flags.values()
-
     def finish(self) -> None:
         """Note the last shapes, and release the tables: there may be many surveys."""
-        self.note_shapes()
+        self._flags.values()
         del self.tables, self._flags, self._keys, self._calls
 
     def note(self, batch: TraceBatch) -> None:
         """Note the events of a batch."""
-        self.note_shapes()
         events, tables = batch.events, self.tables
+        if self._rounds != tables.rounds:
+            self._rounds = tables.rounds
+            self._kernels.clear()
+        of_shapes = self._flags.values()
         is_event = events.shape >= 0
         if is_event.any():
             whole = tables.are_whole()[events.shape]
             ends_ns = events.ts_ns[whole] + events.dur_ns[whole]
             last_ns = int(events.ts_ns[is_event].max())
             self._note_times(int(events.ts_ns[is_event].min()), last_ns, int(ends_ns.max(initial=last_ns)))
-            flags = self._flags.values()[events.shape]
+            flags = of_shapes[events.shape]
             has = (flags & _HAS_LAUNCH) > 0
             if has.any():
                 self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
-                self._note_launches(batch, tables, has)
-            self._note_calls(batch, flags)
-            self._note_kernels(batch, tables, flags)
-            self._note_collectives(batch, tables, (flags & _IS_NCCL) > 0)
+                # The calls that launched something, by process, name and the number that CUPTI gave them.
+                keys = self._keys.values()[events.shape]
+                calling = np.flatnonzero(has & (keys > 0))
+                correlation = (events.launch[calling] & _CORRELATION).astype(np.uint64)
+                lengths_ns = np.where(whole[calling], events.dur_ns[calling], NONE)
+                of_call = ((correlation * _SPREADING ^ keys[calling]) * _SPREADING).view(np.int64)
+                self.common.launches.add(of_call, events.ts_ns[calling], lengths_ns)
+            if self.realtime_ns is not None:
+                # When calls began and ended, by thread, name and approximate time.
+                calls = self.common.calls
+                for flag, times in ((_BEGINS, calls.begins), (_ENDS, calls.ends)):
+                    places = np.flatnonzero(flags & flag)
+                    ns = events.ts_ns[places] + (events.dur_ns[places] if flag == _ENDS else 0)
+                    times.add(self._cells(self._calls.values()[events.shape[places]], ns), ns)
+                self._note_kernels(batch, flags)
+            self._note_collectives(batch, (flags & _IS_NCCL) > 0)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
             if isinstance(other, PlacedWarps):
@@ -135,30 +143,11 @@ class Survey:
         self.last_ns, self.is_begun = max(self.last_ns, last_ns), True
         self.end_ns = max(self.end_ns, end_ns)
 
-    def _note_launches(self, batch: TraceBatch, tables: Tables, has: Bools) -> None:
-        """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
-        events = batch.events
-        keys = self._keys.values()[events.shape]
-        at = np.flatnonzero(has & (keys > 0))
-        of_call = (events.launch[at] & _CORRELATION).astype(np.uint64) * _SPREADING ^ keys[at]
-        lengths_ns = np.where(tables.are_whole()[events.shape[at]], events.dur_ns[at], NONE)
-        self.common.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
-
-    def _note_calls(self, batch: TraceBatch, flags: Bytes) -> None:
-        """Note when calls began and ended, by thread, name and approximate time."""
-        if self.realtime_ns is None:
-            return
-        events, calls = batch.events, self.common.calls
-        for flag, times in ((_BEGINS, calls.begins), (_ENDS, calls.ends)):
-            at = np.flatnonzero(flags & flag)
-            ns = events.ts_ns[at] + (events.dur_ns[at] if flag == _ENDS else 0)
-            times.add(self._cells(self._calls.values()[events.shape[at]], ns), ns)
-
-    def _note_kernels(self, batch: TraceBatch, tables: Tables, flags: Bytes) -> None:
+    def _note_kernels(self, batch: TraceBatch, flags: Bytes) -> None:
         """Note when launches began and ended, by kernel: some tools name launches after their kernels."""
-        if self.realtime_ns is None or self._launches_noted >= _KERNELS_MAX:
+        if self._launches_noted >= _KERNELS_MAX:
             return
-        events = batch.events
+        events, tables = batch.events, self.tables
         found: tuple[list[tuple[int, int]], ...] = ([], [])
         for at in np.flatnonzero(flags & _LAUNCHES).tolist():
             shape = tables.shapes[int(events.shape[at])]
@@ -168,7 +157,7 @@ class Survey:
                 key = self._open.pop(of_thread, 0)
             else:
                 self._launches_noted += 1
-                key = self._kernel_of(shape, int(events.args[at]), tables)
+                key = self._kernel_of(shape, int(events.args[at]))
             if not key:
                 continue
             if shape.phase == "B":
@@ -182,12 +171,12 @@ class Survey:
             seen_ns = np.array([ns for _, ns in seen], np.int64)
             times.add(self._cells(keys, seen_ns), seen_ns)
 
-    def _kernel_of(self, shape: Shape, args: int, tables: Tables) -> int:
+    def _kernel_of(self, shape: Shape, args: int) -> int:
         """The key of a kernel's launches; 0 where the kernel is not known."""
         if not IS_FUNCTION(shape.name):
             return _key((shape.pid, shape.name)) | 1
         if (shape.pid, args) not in self._kernels:
-            name = tables.args(args).get(KERNEL)
+            name = self.tables.args(args).get(KERNEL)
             self._kernels[shape.pid, args] = 0 if name is None else _key((shape.pid, name)) | 1
         return self._kernels[shape.pid, args]
 
@@ -197,7 +186,7 @@ class Survey:
         spread: Int64s = ((cells ^ keys) * _SPREADING).view(np.int64)
         return spread
 
-    def _note_collectives(self, batch: TraceBatch, tables: Tables, is_nccl: Bools) -> None:
+    def _note_collectives(self, batch: TraceBatch, is_nccl: Bools) -> None:
         """Note the ends of collectives, by process group and number."""
         events = batch.events
         places = np.flatnonzero(is_nccl & (events.args != NONE)).tolist()
@@ -205,7 +194,7 @@ class Survey:
             return
         keys, ends_ns = [], []
         for at in places:
-            args = tables.args(int(events.args[at]))
+            args = self.tables.args(int(events.args[at]))
             name = str(args.get("Collective name", "")).lower()
             if "Seq" in args and "Process Group Name" in args and any(one in name for one in _OF_ALL):
                 keys.append(_key([args.get(key) for key in _COLLECTIVE]))
@@ -314,66 +303,53 @@ class _Gpu:
     ranks: dict[str, int] = field(default_factory=dict)
 
 
-def _title(index: int, stated: Mapping[str, Any]) -> str:
-    return f"GPU {index} {stated.get('name') or ''}".rstrip()
+def _number_gpus(
+    parts: Sequence[Part], of_host: Sequence[int], hosts: Sequence[str], *, names_ranks: bool
+) -> tuple[list[dict[int, int]], dict[int, str]]:
+    """The numbers of each recording's GPUs by their indices in it, and the titles of all GPUs by number.
 
-
-class Gpus:
-    """The GPUs of several recordings. A uuid identifies a GPU where both recordings state one; else the host
-    and the index do. But two ranks that one tool recorded have different GPUs, as NCCL requires.
+    A uuid identifies a GPU where both recordings state one; else the host and the index do. But two ranks
+    that one tool recorded have different GPUs, as NCCL requires.
     """
-
-    def __init__(self, *, names_ranks: bool) -> None:
-        self._names_ranks = names_ranks
-        self._of: dict[tuple[int, int], list[_Gpu]] = {}
-        self._numbers: set[int] = set()
-
-    def numbers_of(self, part: Part, host: int) -> dict[int, int]:
-        """The numbers of a recording's GPUs, by their indices in it."""
-        stated: dict[int, dict[str, Any]] = {}
-        for gpu in part.source.header.gpus:
-            if isinstance(gpu.get("index"), int):
-                stated[gpu["index"]] = gpu
-        return {
-            index: self._one(part, host, index, stated.get(index, {})) for index in sorted(part.survey.gpus)
-        }
-
-    def _one(self, part: Part, host: int, index: int, stated: dict[str, Any]) -> int:
-        uuid, rank = stated.get("uuid"), part.rank
-        known = self._of.setdefault((host, index), [])
-        for gpu in known:
-            if uuid is not None and gpu.uuid is not None:
-                is_same = uuid == gpu.uuid
+    known: dict[tuple[int, int], list[_Gpu]] = {}
+    numbers: set[int] = set()
+    by_index: list[dict[int, int]] = []
+    for part, host in zip(parts, of_host, strict=True):
+        of_part: dict[int, int] = {}
+        stated = {gpu["index"]: gpu for gpu in part.source.header.gpus if isinstance(gpu.get("index"), int)}
+        for index in sorted(part.survey.gpus):
+            about, rank = stated.get(index, {}), part.rank
+            uuid, title = about.get("uuid"), f"GPU {index} {about.get('name') or ''}".rstrip()
+            of_index = known.setdefault((host, index), [])
+            for gpu in of_index:
+                if uuid is not None and gpu.uuid is not None:
+                    is_same = uuid == gpu.uuid
+                else:
+                    is_same = rank is None or gpu.ranks.get(part.format, rank) == rank
+                if is_same:
+                    gpu.uuid, gpu.title = gpu.uuid or uuid, max(gpu.title, title, key=len)
+                    break
             else:
-                is_same = rank is None or gpu.ranks.get(part.format, rank) == rank
-            if is_same:
-                gpu.uuid = gpu.uuid or uuid
-                gpu.title = max(gpu.title, _title(index, stated), key=len)
-                break
-        else:
-            number = index if index not in self._numbers else max(self._numbers) + 1
-            title = _title(index, stated)
-            gpu = _Gpu(number, f"{title} of rank {rank}" if self._names_ranks else title, uuid)
-            known.append(gpu)
-            self._numbers.add(number)
-        if rank is not None:
-            gpu.ranks[part.format] = rank
-        return gpu.number
-
-    def titles(self, hosts: Sequence[str]) -> dict[int, str]:
-        """The titles of the GPUs, by their numbers."""
-        return {
-            gpu.number: f"{gpu.title} {hosts[host]}" if hosts else gpu.title
-            for (host, _), gpus in self._of.items()
-            for gpu in gpus
-        }
+                number = index if index not in numbers else max(numbers) + 1
+                gpu = _Gpu(number, f"{title} of rank {rank}" if names_ranks else title, uuid)
+                of_index.append(gpu)
+                numbers.add(number)
+            if rank is not None:
+                gpu.ranks[part.format] = rank
+            of_part[index] = gpu.number
+        by_index.append(of_part)
+    titles = {
+        gpu.number: f"{gpu.title} {hosts[host]}" if hosts else gpu.title
+        for (host, _), gpus in known.items()
+        for gpu in gpus
+    }
+    return by_index, titles
 
 
 def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     """The new numbers of each recording, and the origins of all. Raises InputError."""
     of_host, stated = hosts_of(parts), {part.rank for part in parts}
     names_ranks = None not in stated and len(stated) == len(parts)  # the ranks must be distinguished
-    gpus = Gpus(names_ranks=names_ranks)
     if max(of_host) >= HOSTS_MAX:
         raise InputError(
             f"the recordings come from {max(of_host) + 1} hosts",
@@ -393,37 +369,25 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
         if part.survey.launches < _LAUNCHES_MAX:
             end = base + part.survey.launches
             next_launch = max(next_launch, (end // _LAUNCHES_APART + 1) * _LAUNCHES_APART)
+    hosts = _names_of_hosts(parts, of_host)
+    gpus, titles = _number_gpus(parts, of_host, hosts, names_ranks=names_ranks)
     numbers: list[Numbers] = []
     programs: dict[int, str] = {}
-    for part, host in zip(parts, of_host, strict=True):
+    ranks: dict[int, int] = {}
+    shared: set[int] = set()  # processes that are in several recordings, such as a launcher, have no rank
+    for part, host, indices in zip(parts, of_host, gpus, strict=True):
         at, launches = captures[part.capture]
         flows, made_up_below = (len(captures), at), at * (IDS_PER_HOST // len(captures))
-        numbers.append(Numbers(host, cpus[host], launches, gpus.numbers_of(part, host), flows, made_up_below))
+        numbers.append(Numbers(host, cpus[host], launches, indices, flows, made_up_below))
+        ids = [id_on(host, pid) for pid in part.survey.pids]
         if command := part.source.header.command:
-            programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
-    names = _names_of_hosts(parts, of_host)
-    files = tuple(part.source.name for part in parts)
-    titles = gpus.titles(names)
-    ranks = _ranks(parts, of_host) if names_ranks else {}
-    return numbers, Origins(len(parts), programs, ranks, names, titles, files, _doubles(parts, of_host))
-
-
-def _ranks(parts: Sequence[Part], of_host: Sequence[int]) -> dict[int, int]:
-    """The rank of each process. One that is in the recordings of several, such as a launcher, has none."""
-    ranks: dict[int, int] = {}
-    shared = set()
-    for part, host in zip(parts, of_host, strict=True):
-        for pid in part.survey.pids:
-            id = id_on(host, pid)
-            if id in ranks:
-                shared.add(id)
-            ranks[id] = part.rank or 0
-    return {id: rank for id, rank in ranks.items() if id not in shared}
-
-
-def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """The pairs of recordings, by place, with the same processes, of different captures but not ranks."""
-    return frozenset(
+            programs |= dict.fromkeys(ids, PurePath(command[0]).name)
+        if names_ranks:
+            shared.update(ranks.keys() & ids)
+            ranks |= dict.fromkeys(ids, part.rank or 0)
+    ranks = {id: rank for id, rank in ranks.items() if id not in shared}
+    # Recordings with the same processes, of different captures but not ranks.
+    doubles = frozenset(
         (at, to)
         for at, to in combinations(range(len(parts)), 2)
         if of_host[at] == of_host[to]
@@ -431,6 +395,8 @@ def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[i
         and (None in (parts[at].rank, parts[to].rank) or parts[at].rank == parts[to].rank)
         and parts[at].survey.pids & parts[to].survey.pids
     )
+    files = tuple(part.source.name for part in parts)
+    return numbers, Origins(len(parts), programs, ranks, hosts, titles, files, doubles)
 
 
 def _names_of_hosts(parts: Sequence[Part], of_host: Sequence[int]) -> tuple[str, ...]:
