@@ -18,6 +18,11 @@ _PIECE = 1 << 14
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written in UTF-8: a path or an argument of other bytes cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def printable(text: str) -> str:
     r"""`text` in one line, with an escape for each invisible character: `\x1b`, `\u202e`, `\n`.
 

@@ -247,6 +247,15 @@ def test_any_name_can_be_printed_in_any_encoding(encoding: str, here: Path) -> N
         assert "udcff" in (out.getvalue() + err.getvalue()).decode(encoding)
 
 
+def test_bytes_that_are_no_text_are_refused_or_passed_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = os.fsdecode(b"gr\xff-3.jsonl")
+    Path(odd).write_bytes(Path(RUN).read_bytes())
+    code, _, err = piped(["dataset", "build", odd, "-o", "ds"])
+    assert (code, "has a path that is not UTF-8" in err, "Traceback" in err) == (1, True, False)
+    code, _, err = piped(["query", RUN, os.fsdecode(b"select '\xff' from calls")])
+    assert (code, "The SQL is not UTF-8." in err, "Traceback" in err) == (1, True, False)
+
+
 # Output without a reader ----------------------------------------------------------------------------------
 
 F = str(ROOT / "fixtures" / "layered-launch" / "input.jsonl")

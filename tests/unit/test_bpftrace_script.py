@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,10 @@ def test_nothing_of_a_path_or_name_gets_out_of_its_quotes() -> None:
     text = script(plan(Probe("f", "f", place, function().hook), scope=Scope("comm", comm='"\n$(x)')))
     assert r'uprobe:"/tmp/a\042 { system(\042x\042); } \134/\303\251.so":"f"' in text
     assert r'comm == "\042\012$(x)"' in text
+    text = script(
+        plan(Probe("f", "f", place, function().hook), scope=Scope("comm", comm=os.fsdecode(b"\xff")))
+    )
+    assert r'comm == "\377"' in text
 
 
 def test_control_probes_stand_at_both_ends() -> None:

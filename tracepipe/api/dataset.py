@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from tracepipe import paths
 from tracepipe.api.convert import account_lines, convert
 from tracepipe.api.options import OUTPUT, ConvertOptions, ReadOptions
+from tracepipe.errors import QueryError
 from tracepipe.options import STANDARD, Option
+from tracepipe.printable import is_unicode
 
 if TYPE_CHECKING:
     from tracepipe.dataset.build import Built as Built
@@ -92,6 +94,8 @@ def query(
     from tracepipe.sql.processor import ask, find_shell
     from tracepipe.sql.tables import is_about_tables, query_dataset, query_recording
 
+    if not is_unicode(sql):
+        raise QueryError("The SQL is not UTF-8.", "Write other bytes as a BLOB: '\\xFF'::BLOB.")
     options = options or QueryOptions()
     to = partial(replacing, output, force=force, sources=[path], on_terminal=options.format in _FOR_PEOPLE)
     if paths.is_folder(path):

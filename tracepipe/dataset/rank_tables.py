@@ -25,8 +25,10 @@ from tracepipe.analyses.steps import Steps, loading_of, steps_of
 from tracepipe.dataset import collectives
 from tracepipe.dataset.identity import identity_of
 from tracepipe.dataset.places import RANKS, Rank, Source
+from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, Ints
 from tracepipe.present.writing.table_formats import write_question
+from tracepipe.printable import is_unicode
 from tracepipe.recording.outputs import writing
 from tracepipe.store import views
 from tracepipe.store.run import Run, load_run
@@ -64,6 +66,10 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
 
     `options` are those of `load_run`. Raises InputError, FormatError, ClockError, OutputError.
     """
+    if not is_unicode(source.path):
+        raise InputError(
+            "has a path that is not UTF-8, as the texts of a dataset are", "Rename it.", path=source.path
+        )
     run = load_run(source.path, **(options or {}))
     facts, con = run.facts, run.connection
     identity = identity_of(facts.header, facts.trace_clock, source.path, root)

@@ -134,7 +134,7 @@ class Target:
                 os.execve(self._program, self._command, {**os.environ, **names, **self._environment})
         except BaseException as error:
             reason = error.strerror if isinstance(error, OSError) else None
-            os.write(failure, (reason or f"{type(error).__name__} {error}").encode()[:256])
+            os.write(failure, os.fsencode(reason or f"{type(error).__name__} {error}")[:256])
         finally:
             os._exit(127)
 

@@ -495,7 +495,8 @@ def _number(value: int) -> str:
 def quoted(text: str) -> str:
     """A text for use between quotes; other bytes than plain ASCII become octal escapes."""
     return "".join(
-        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in text.encode()
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
+        for byte in os.fsencode(text)
     )
 
 

@@ -530,7 +530,7 @@ class ProbeAttachment(Attachment):
         if soft != hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         device, inode = self._namespace or (0, 0)
-        comm = plan.scope.comm.encode()[: _COMM_BYTES - 1].ljust(_COMM_BYTES, b"\0")
+        comm = os.fsencode(plan.scope.comm)[: _COMM_BYTES - 1].ljust(_COMM_BYTES, b"\0")
         self._constants: dict[int, int] = {
             Constant.PROCESSORS: self._maps.processors,
             Constant.WITH_SCHEDULER: "scheduler" in plan.own,
