@@ -335,12 +335,14 @@ def test_a_locked_down_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     program.write_text("#!/bin/sh\necho bpftrace v0.17.0\n")
     program.chmod(0o755)
     usable(monkeypatch, tmp_path)
-    lockdown = tmp_path / "lockdown"
-    lockdown.write_text("none integrity [confidentiality]\n")
-    monkeypatch.setattr(bpftrace, "_LOCKDOWN", lockdown)
+    monkeypatch.setattr(
+        bpftrace, "this_machine", lambda: Machine("Linux", "6.1", "x86_64", lockdown="confidentiality")
+    )
     with pytest.raises(CaptureUnavailable, match="locked down"):
         BpftraceEngine().check()
-    lockdown.write_text("none [integrity] confidentiality\n")
+    monkeypatch.setattr(
+        bpftrace, "this_machine", lambda: Machine("Linux", "6.1", "x86_64", lockdown="integrity")
+    )
     assert BpftraceEngine().check() == "0.17.0"
 
 
