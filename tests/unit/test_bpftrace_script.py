@@ -22,6 +22,7 @@ from tracepipe.hooks.hook import (
 )
 from tracepipe.tracer.engines import bpftrace
 from tracepipe.tracer.engines.bpftrace import IDLE, BpftraceEngine, Clock, Lines, Script, comparison
+from tracepipe.tracer.machine.facts import Machine
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD
 from tracepipe.tracer.request import Filters, Plan, Scope
