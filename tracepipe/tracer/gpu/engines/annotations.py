@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tracepipe.event.model import ID_LIMIT, NAME_BYTES_MAX, RANGE_LIMIT
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
@@ -292,15 +292,13 @@ class AnnotationDecoder(Decoder):
     """Makes lines of annotations."""
 
     kinds = frozenset(AnnotationKind)
+    layers: ClassVar[Mapping[int, str]] = dict.fromkeys(kinds - {AnnotationKind.LABEL}, _LAYER)
     kept = frozenset({AnnotationKind.LABEL})
     keeper, finder = _AnnotationKeeper, _AnnotationFinder
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
         self._events = _AnnotationEvents(recording.memory)
-
-    def counted(self, record: GpuRecord) -> tuple[str, int]:
-        return _LAYER, record.kind != AnnotationKind.LABEL
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
         start_ns = self._recording.resumed_ns
@@ -365,7 +363,7 @@ class AnnotationStream(RecordStream):
     name = "nvtx"
     layers = frozenset({_LAYER})
     decoders = (AnnotationDecoder,)
-    lost_layers: Mapping[int, str] = dict.fromkeys(set(AnnotationKind) - {AnnotationKind.LABEL}, _LAYER)
+    lost_layers = AnnotationDecoder.layers
 
     def __init__(self, library: Path) -> None:
         """`library` is the built native code."""

@@ -32,7 +32,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.counters import (
@@ -622,6 +622,7 @@ class SampleDecoder(Decoder):
     """Makes lines of samples. Nothing of them is needed later."""
 
     kinds = frozenset({Kind.SAMPLE})
+    layers: ClassVar[Mapping[int, str]] = {Kind.SAMPLE: _EVENT}
 
     def __init__(self, recording: Recording, key: int, samplers: Sequence[Sampler]) -> None:
         """`samplers` have begun; a sample has the values of its GPU's counters in their order."""
@@ -633,9 +634,6 @@ class SampleDecoder(Decoder):
     def sampling(self) -> list[dict[str, Any]]:
         used = [(sampler.gpu, sampler.used) for sampler in self._samplers]
         return [{"gpu": gpu, **one._asdict()} for gpu, one in sorted(used) if one is not None]
-
-    def counted(self, record: GpuRecord) -> tuple[str, int]:
-        return _EVENT, 1
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
         key, gpu, start_ns, end_ns = _SAMPLE.unpack_from(record.payload)

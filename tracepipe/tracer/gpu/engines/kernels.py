@@ -270,6 +270,7 @@ class KernelDecoder(Decoder):
     """Makes lines of GPU work and of API calls."""
 
     kinds = frozenset(KernelKind) - {KernelKind.ANY}
+    layers = LAYERS
     kept = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO})
     whole = frozenset(LAYERS)
     keeper, finder = _KernelKeeper, _KernelFinder
@@ -288,9 +289,8 @@ class KernelDecoder(Decoder):
         }
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        if record.kind not in LAYERS:
-            return "", 0
-        return LAYERS[record.kind], len(record.payload) // self._layouts[record.kind][0].size
+        layer, is_event = super().counted(record)
+        return layer, len(record.payload) // self._layouts[record.kind][0].size if is_event else 0
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
         """Take a name; keep what becomes lines, as a name follows its kernel if it found no room at first."""

@@ -364,6 +364,8 @@ class Decoder(ABC):
     """Makes lines of the records of some kinds."""
 
     kinds: ClassVar[frozenset[int]]
+    layers: ClassVar[Mapping[int, str]] = MappingProxyType({})
+    """The kinds of records that are events → the layer of these."""
     kept: ClassVar[frozenset[int]] = frozenset()
     """The kinds of which evicted records are kept as they are."""
     whole: ClassVar[frozenset[int]] = frozenset()
@@ -390,7 +392,7 @@ class Decoder(ABC):
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events and their number, 0 for a record that is no event."""
-        return "", 0
+        return self.layers.get(record.kind, ""), int(record.kind in self.layers)
 
     @property
     def last_notes(self) -> list[str]:
@@ -598,7 +600,6 @@ class GpuEngine:
         self.clocks: Sequence[str] = ()
         self.counters: Sequence[Mapping[str, Any]] = ()
         self.sees: Mapping[str, Path] = {}
-        self._stacks, self._waited_for = stacks, dict[str, str]()
         self._renderer: GpuRenderer | None = None
         try:
             self.channel = Channel(ring_bytes, owner=owner)
@@ -606,6 +607,7 @@ class GpuEngine:
             for stream in streams:
                 stream.close()
             raise
+        self._settings = {STACKS_VARIABLE: stacks} | self.channel.environment()
         for stream in streams:
             self.add(stream)
 
@@ -620,14 +622,13 @@ class GpuEngine:
 
     def environment(self) -> dict[str, str]:
         """The variables to add to the command's environment."""
-        own = {STACKS_VARIABLE: self._stacks} | self.channel.environment() | self._waited_for
-        return own | {name: text for stream in self.streams for name, text in stream.environment().items()}
+        others = (stream.environment().items() for stream in self.streams)
+        return self._settings | {name: text for variables in others for name, text in variables}
 
     def enter(self, pids: Sequence[int]) -> None:
         """Record running processes from now on. Raises CaptureUnavailable, TracepipeError."""
-        settings = {STACKS_VARIABLE: self._stacks} | self.channel.environment() | self._waited_for
         for stream in self.streams:
-            stream.enter(pids, settings, self.channel.accept)
+            stream.enter(pids, self._settings, self.channel.accept)
 
     def collect(self, *, is_final: bool = False) -> bytes:
         """The records since the last call; never waits. `is_final`: the command has ended."""
@@ -653,7 +654,7 @@ class GpuEngine:
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
         """Called before a process begins: record only in windows, which the environment describes."""
-        self._waited_for = dict(waited_for)
+        self._settings |= waited_for
         self.channel.expect_windows()
         for stream in self.streams:
             stream.expect_windows()

@@ -378,6 +378,7 @@ class WarpDecoder(Decoder):
     """Makes lines of warps, kernels and calls; lines of threads, if wanted, are in `rest`."""
 
     kinds = frozenset(WarpKind) | {Kind.CLOCK}
+    layers = _LAYERS
     kept = frozenset({WarpKind.MET, WarpKind.MET_CALLED})
     whole = frozenset({WarpKind.WARPS, WarpKind.KERNEL, WarpKind.LOST_WARPS})
     keeper, finder = _WarpKeeper, _WarpFinder
@@ -412,7 +413,7 @@ class WarpDecoder(Decoder):
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         if record.kind == WarpKind.WARPS:
             return _LAYERS[record.kind], read_warp_count(record.payload)
-        return _LAYERS.get(record.kind, ""), int(record.kind in _LAYERS)
+        return super().counted(record)
 
     def rest(self) -> Iterator[Lines]:
         batches, self._batches = self._batches, []
