@@ -188,7 +188,6 @@ class Probing:
     """The programs of a plan, and which of them are attached."""
 
     def __init__(self, plan: Plan, code: Code) -> None:
-        """Prepare the programs. Raises CaptureUnavailable."""
         self.refused: set[int] = set()
         """The probes that the kernel refused."""
         self.is_whole = False
@@ -202,26 +201,6 @@ class Probing:
         self._detaching: list[list[int]] = []
         self._ready: list[tuple[int, _Point]] = []
         self._holds = False
-        windows, folder = plan.windows, tracing_folder()
-        triggers = {trigger.place for trigger in windows.places} if windows else set()
-        probes = dict(enumerate(plan.probes))
-        # Calls in a later window need to know what a handle is.
-        always = {
-            index: probe
-            for index, probe in probes.items()
-            if probe.place in triggers
-            or (probe.hook.effect in NAMING_EFFECTS and isinstance(probe.place, FilePlace))
-        }
-        self._functions = always, {n: probe for n, probe in probes.items() if n not in always}
-        self._calls, self._driver = (
-            {returns: self._plain(f"{kind}_{'return' if returns else 'enter'}") for returns in (True, False)}
-            for kind in ("call", "driver")
-        )
-        self._reading = code("call_enter", {}, {Constant.MAY_SLEEP: 1})  # reads texts, and may sleep for that
-        following = _FOLLOWING if "scheduler" in plan.own and windows is None else _FOLLOWING | _EXIT
-        scheduler = self._points(folder, _SCHEDULER) if "scheduler" in plan.own else []
-        self._following = self._points(folder, following)
-        self._window_points = [*scheduler, *self._hooked_points(folder)]
         self._missed: Counter[str | None] = Counter()
 
     @property
@@ -236,15 +215,34 @@ class Probing:
 
     def attach(self) -> None:
         """Attach everything. Raises OSError, CaptureUnavailable."""
-        windows = self._plan.windows
+        plan, windows, folder = self._plan, self._plan.windows, tracing_folder()
         triggers = windows.places if windows else ()
+        places = {trigger.place for trigger in triggers}
+        # Calls in a later window need to know what a handle is.
+        always = {
+            index: probe
+            for index, probe in enumerate(plan.probes)
+            if probe.place in places
+            or (probe.hook.effect in NAMING_EFFECTS and isinstance(probe.place, FilePlace))
+        }
+        self._functions = {n: probe for n, probe in enumerate(plan.probes) if n not in always}
+        self._calls, self._driver = (
+            {returns: self._plain(f"{kind}_{'return' if returns else 'enter'}") for returns in (True, False)}
+            for kind in ("call", "driver")
+        )
+        # It reads texts, and may sleep for that.
+        self._reading = self._code("call_enter", {}, {Constant.MAY_SLEEP: 1})
+        has_scheduler = "scheduler" in plan.own
+        scheduler = self._points(folder, _SCHEDULER) if has_scheduler else []
+        following = self._points(folder, _FOLLOWING if has_scheduler and not windows else _FOLLOWING | _EXIT)
+        self._window_points = [*scheduler, *self._hooked_points(folder)]
         # Follow threads first, so that none is found in the middle of a call without need.
-        self._load(self._following)
+        self._load(following)
         self._attach_points(self._always)
         # The program that was attached last runs first, so the calls that begin and end a window are in it.
         ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
         self._attach_triggers(ends, holds=windows is not None and windows.is_end_followed)
-        self._attach_functions(self._always, self._functions[0])
+        self._attach_functions(self._always, always)
         self._holds = self._attach_triggers(begins, holds=bool(begins))
         self._load(self._window_points)
         self.complete()
@@ -252,7 +250,7 @@ class Probing:
     def complete(self) -> None:
         """Attach the programs of windows, unless they are attached. Raises OSError."""
         if not self.is_whole:
-            self._attach_functions(self._in_windows, self._functions[1])
+            self._attach_functions(self._in_windows, self._functions)
             if "syscall" in self._plan.own:
                 for name, point in _RAW_TRACEPOINTS.items():
                     loaded = self._program(name, self._plain(name), bpf.PROG_TYPE_RAW_TRACEPOINT)
@@ -505,7 +503,7 @@ class ProbeAttachment(Attachment):
         super().__init__(plan)
         self._programs, self._plan, self._notify = programs, plan, notify
         self._syscalls = SYSCALLS[platform.machine()]
-        self._probing: Probing | None = None
+        self._probing = Probing(plan, self._code)
         self._is_stopped = False
         self._namespace = own_namespace()
         self.is_unordered = plan.filters.min_duration_ns > 0 or self._namespace is not None
@@ -554,7 +552,6 @@ class ProbeAttachment(Attachment):
             self._maps.put_specs(b"".join(spec_of(probe, plan.filters) for probe in plan.probes))
             if "syscall" in plan.own:
                 self._maps.want_syscalls(list(self._syscalls))
-            self._probing = Probing(plan, self._code)
             self._probing.attach()
             self._maps.control[Control.IS_READY] = self._is_ready
         except OSError as error:
@@ -585,7 +582,6 @@ class ProbeAttachment(Attachment):
                 self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
     def prepare(self) -> None:
-        assert self._probing is not None
         if not self._probing.is_whole:
             self._maps.control[Control.IS_BUSY] = 1
             try:
@@ -600,7 +596,7 @@ class ProbeAttachment(Attachment):
         """Detach what is recorded in windows, where it can be attached again for the next one. The second
         call detaches: before it, a function that was called before the first one may have begun a window.
         """
-        if self._probing is None or not self._probing.is_whole or not self._probing.rests:
+        if not self._probing.is_whole or not self._probing.rests:
             return
         control = self._maps.control
         if control[Control.IS_READY]:
@@ -632,7 +628,6 @@ class ProbeAttachment(Attachment):
         self._maps.control[Control.END_ASKED_NS] = 0
 
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
-        assert self._probing is not None
         is_late = not self._probing.is_whole or self.asked() is not None
         self.prepare()
         by, left = 0, self._maps.control[Control.WINDOWS_LEFT]
@@ -697,8 +692,7 @@ class ProbeAttachment(Attachment):
         if (found := self._drain.unread()) is not None:
             losses.append(unread(found.records, found.since_ns or self._start_ns, now_ns, found.error))
             self.error = self.error or unread_error(found.error)
-        missed_of = self._probing.missed(now_ns, is_final=self._is_stopped) if self._probing else {}
-        for layer, missed in missed_of.items():
+        for layer, missed in self._probing.missed(now_ns, is_final=self._is_stopped).items():
             losses.append(Loss(layer, missed, self._polled_ns, now_ns, _MISSED))
         self._polled_ns = now_ns
         return losses
@@ -710,14 +704,12 @@ class ProbeAttachment(Attachment):
         self.let_go()
         self.let_end()
         bpf.map_clear(self._maps["tracked"], 4)
-        if self._probing is not None:
-            quick, slow = self._probing.detach()
-            # These are closed first, and here: until then every process that calls the functions pays for
-            # them.
-            for link in quick:
-                os.close(link)
-            if slow:
-                _close_in_background(slow)
+        quick, slow = self._probing.detach()
+        # These are closed first, and here: until then every process that calls the functions pays for them.
+        for link in quick:
+            os.close(link)
+        if slow:
+            _close_in_background(slow)
         self._drain.stop()
         processors = self._maps.processors
         for slot, total in enumerate(self._maps.filtered):
@@ -729,8 +721,7 @@ class ProbeAttachment(Attachment):
     def close(self) -> None:
         """Detach, if that was not done, and free the ring and the maps."""
         self.stop()
-        if self._probing is not None:
-            self._probing.close()
+        self._probing.close()
         self._drain.close()
         self._maps.close()
 
@@ -741,7 +732,7 @@ class ProbeAttachment(Attachment):
 
     def _say_refused(self) -> set[int]:
         """Report the functions that cannot be recorded, each once; returns the numbers of all such probes."""
-        refused = self._probing.refused if self._probing else set()
+        refused = self._probing.refused
         for places, why in (
             (FilePlace, "their first instruction cannot be probed"),
             (KernelPlace, "the kernel does not let them be probed"),
