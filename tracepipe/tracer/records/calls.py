@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe
-from tracepipe.hooks.slots import Slot, Texts, Value, ValueNames, argument_text, out_text, slots, values
+from tracepipe.hooks.slots import Texts, Value, ValueNames, argument_text, out_text, slots, values
 from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.line import Head, Lines, Where, joined
 
@@ -176,12 +176,13 @@ class _ProbeTexts:
         self.text = self.texts[0].name if self.texts else ""
         self.out = next((argument for argument in arguments if argument.out), None)
         self.out_text = out_text(self.out, value_names) if self.out else lambda _: ""
-        self.function = _slot_named(_FUNCTION, arguments, self._slots)
-        self._handle = _slot_named(_HANDLE, arguments, self._slots)
         self.names = probe.hook.effect == "name"
-        self.comm = _slot_named(_COMM, arguments, self._slots)
-        makes = probe.hook.effect == "communicator"
-        self.readers = {name: value.reader() for name, value in values(probe.signature).items() if makes}
+        found, makes = values(probe.signature), probe.hook.effect == "communicator"
+        slot_of = {name: value.slot for name, value in found.items() if not value.shift}
+        self.function, self._handle, self.comm = (
+            slot_of.get(name, -1) for name in (_FUNCTION, _HANDLE, _COMM)
+        )
+        self.readers = {name: value.reader() for name, value in found.items() if makes}
         """Of a function that makes a communicator: how its arguments are read."""
         self.is_plain = not self.text and self.function < 0 and self.comm < 0
         self.results = Texts(_result_text(probe.signature.result, value_names), limit=256)
@@ -199,14 +200,6 @@ class _ProbeTexts:
             at[slot.low] if slot.high is None else at[slot.low] & 0xFFFFFFFF | at[slot.high] << 32
             for slot in self._slots
         ]
-
-
-def _slot_named(name: str, arguments: Sequence[Argument], places: Sequence[Slot]) -> int:
-    """The index of the slot of the argument `name`; −1 without such a slot."""
-    for argument in arguments:
-        if argument.name == name and not argument.out and argument.kind != "str":
-            return next((i for i, slot in enumerate(places) if slot.low == argument.position), -1)
-    return -1
 
 
 def _result_text(kind: str, values: ValueNames) -> Callable[[int], str]:

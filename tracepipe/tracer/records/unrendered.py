@@ -210,7 +210,7 @@ def _refused(text: str, why: str, hint: str = "") -> TracepipeError:
 
 
 class RecordSpans:
-    """Finds long calls and system calls in records of probes.bpf.c; `names`: the functions it looks for."""
+    """Finds long calls and system calls in records of probes.bpf.c."""
 
     def __init__(
         self,
@@ -220,7 +220,6 @@ class RecordSpans:
         is_there: Callable[[int], bool],
     ) -> None:
         """`is_there`: whether a thread still exists, which records do not always show."""
-        self.names: set[str] = set()
         self._is_there = is_there
         # Keys are numbers of functions and ids of threads; ~number and ~tid of system calls.
         self._name_of = {n: probe.name for n, probe in enumerate(probes)}
@@ -231,7 +230,6 @@ class RecordSpans:
             known_ns = [limit_ns for limit_ns in found_ns if limit_ns is not None]
             if known_ns and probe.is_span:
                 limits_ns[number] = min(known_ns)
-                self.names.add(probe.name)
         of_syscalls_ns = {
             number: limit_ns
             for number, name in syscalls.items()
