@@ -21,7 +21,7 @@ import re
 import shutil
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -122,7 +122,7 @@ class LibrarySearch:
                 continue
             python = python_of(program)
             if python:
-                found += package_libraries(python, lambda name: is_version(name, library))
+                found += package_libraries(python, library)
             found += find_versions(program, library).values()
         return list(dict.fromkeys(found))
 
@@ -399,17 +399,19 @@ def interpreter_of(script: str) -> str:
     return words[0] if words else ""
 
 
-def package_libraries(python: str, is_wanted: Callable[[str], bool]) -> list[str]:
-    """The files in the interpreter's packages with wanted names, with links resolved."""
-    found: dict[str, None] = {}
-    for folder in package_folders(python):
-        for pattern in _LIBRARY_FOLDERS:
-            for libraries in paths.fitting(folder, pattern):
-                found.update(dict.fromkeys(_wanted(libraries, is_wanted)))
-    for prefix in _prefixes(python):  # conda's own libraries
-        if paths.is_folder(prefix / "conda-meta"):
-            found.update(dict.fromkeys(_wanted(prefix / "lib", is_wanted)))
-    return list(found)
+def package_libraries(python: str, library: str) -> list[str]:
+    """The files of a library in the interpreter's packages, with links resolved."""
+    inside = ((folder, pattern) for folder in package_folders(python) for pattern in _LIBRARY_FOLDERS)
+    folders = [found for folder, pattern in inside for found in paths.fitting(folder, pattern)]
+    # conda's own libraries
+    folders += [prefix / "lib" for prefix in _prefixes(python) if paths.is_folder(prefix / "conda-meta")]
+    files: dict[str, None] = {}
+    for folder in folders:
+        with suppress(OSError):
+            names = sorted(entry.name for entry in folder.iterdir() if is_version(entry.name, library))
+            found_here = [folder / name for name in names if paths.is_file(folder / name)]
+            files.update(dict.fromkeys(str(file.resolve()) for file in found_here))
+    return list(files)
 
 
 def package_folders(python: str) -> list[Path]:
@@ -425,16 +427,6 @@ def package_folders(python: str) -> list[Path]:
     folders.append(Path("/usr/lib/python3/dist-packages"))
     existing = {folder.resolve(): None for folder in folders if paths.is_folder(folder)}
     return list(existing)
-
-
-def _wanted(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
-    try:
-        names = sorted(entry.name for entry in folder.iterdir())
-    except OSError:
-        return
-    for name in names:
-        if is_wanted(name) and paths.is_file(folder / name):
-            yield str((folder / name).resolve())
 
 
 def _prefixes(python: str) -> Iterator[Path]:
