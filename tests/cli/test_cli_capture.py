@@ -15,7 +15,7 @@ from tests.cli.test_cli import run
 from tracepipe.cli import app
 from tracepipe.doctor.checks import FAILS, WORKS, Diagnosis
 from tracepipe.hooks.hook import PROBED_LAYERS
-from tracepipe.tracer.find.kernels import Kernel, KernelListing, KernelRow
+from tracepipe.tracer.find.kernels import Kernel, KernelListing
 from tracepipe.tracer.request import CaptureRequest, Filters, Limits
 from tracepipe.tracer.summary import CaptureSummary, Recording, summary_lines
 
@@ -257,8 +257,8 @@ def test_doctor_reports_what_works_and_its_exit_code_agrees(
 
 def test_kernels_are_listed_in_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
-        KernelRow("add(int*)", Kernel("_Z3addPi", "sm_90", 16, 1024, 0, "k.cu:5"), "./app"),
-        KernelRow("f()", Kernel("_Z1fv", "sm_100", None, 0, 8), "./app"),
+        Kernel("add(int*)", "_Z3addPi", "sm_90", 16, 1024, 0, "k.cu:5", "./app"),
+        Kernel("f()", "_Z1fv", "sm_100", None, 0, 8, "", "./app"),
     ]
     listing = KernelListing(rows, [], ["a note"])
     monkeypatch.setattr("tracepipe.cli.machine.list_kernels", lambda pattern, paths: listing)

@@ -37,19 +37,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_kernels_of_a_fat_binary_however_it_is_compressed(built: Path, mode: str) -> None:
     listing = list_kernels("", [str(built / f"{mode}.fatbin")])
     assert listing.notes == []
-    rows = [(row.name, row.kernel.architecture, row.kernel.shared_bytes) for row in listing.rows]
+    rows = [(row.name, row.architecture, row.shared_bytes) for row in listing.rows]
     assert rows == [(ADD, "sm_80", 256), (ADD, "sm_90", 256), (SCALE, "sm_80", 0), (SCALE, "sm_90", 0)]
-    assert all(6 <= (row.kernel.registers or 0) <= 40 for row in listing.rows)
-    assert all(row.kernel.stack_bytes == 0 for row in listing.rows)
+    assert all(6 <= (row.registers or 0) <= 40 for row in listing.rows)
+    assert all(row.stack_bytes == 0 for row in listing.rows)
 
 
 def test_sources_stand_where_the_compiler_wrote_lines(built: Path) -> None:
     rows = list_kernels("", [str(built / "k.cubin")]).rows
-    assert [(row.name, row.kernel.source) for row in rows] == [
+    assert [(row.name, row.source) for row in rows] == [
         (ADD, f"{SOURCE}:1"),
         (SCALE, f"{SOURCE}:7"),
     ]
-    assert {row.kernel.source for row in list_kernels("", [str(built / "k.o")]).rows} == {""}
+    assert {row.source for row in list_kernels("", [str(built / "k.o")]).rows} == {""}
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_the_library_of_warps_reads_the_same_needs(built: Path, tmp_path: Path) 
     program = compiled([compiler, *flags, str(source)], tmp_path / "needs")
     known = kernels_in((built / "k.cubin").read_bytes(), "k.cubin")
     assert {kernel.shared_bytes for kernel in known} == {0, 256}
-    command = [str(program), str(built / "k.cubin"), *(kernel.name for kernel in known), "none"]
+    command = [str(program), str(built / "k.cubin"), *(kernel.mangled for kernel in known), "none"]
     seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    assert seen == [f"{one.name} {one.registers} {one.shared_bytes}" for one in known] + ["none 0 0"]
+    assert seen == [f"{one.mangled} {one.registers} {one.shared_bytes}" for one in known] + ["none 0 0"]
     (tmp_path / "none").write_bytes(b"no cubin")
     command[1] = str(tmp_path / "none")
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.endswith("none 0 0\n")

@@ -114,13 +114,11 @@ def _list_kernels(pattern: str, paths: tuple[str, ...]) -> None:
     rows = [
         (
             row.name,
-            row.kernel.architecture,
-            "registers not known"
-            if row.kernel.registers is None
-            else counted(row.kernel.registers, "register|registers"),
-            f"{row.kernel.shared_bytes} B shared",
-            f"{row.kernel.stack_bytes} B stack" if row.kernel.stack_bytes else "",
-            row.kernel.source,
+            row.architecture,
+            "registers not known" if row.registers is None else counted(row.registers, "register|registers"),
+            f"{row.shared_bytes} B shared",
+            f"{row.stack_bytes} B stack" if row.stack_bytes else "",
+            row.source,
             row.place,
         )
         for row in listing.rows

@@ -63,11 +63,19 @@ _LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRow:
-    """A kernel by its demangled name, and the file that has it."""
+class Kernel:
+    """A kernel for one architecture; None for what the cubin does not state. `name` is demangled,
+    `shared_bytes` is the static shared memory, `stack_bytes` the stack of a thread, `source` is `FILE:LINE`
+    of its first instruction, and `place` the file that has it.
+    """
 
     name: str
-    kernel: Kernel
+    mangled: str
+    architecture: str
+    registers: int | None
+    shared_bytes: int
+    stack_bytes: int | None
+    source: str
     place: str
 
 
@@ -75,7 +83,7 @@ class KernelRow:
 class KernelListing:
     """The kernels that match a pattern, similar names if none does, and notes about unreadable parts."""
 
-    rows: list[KernelRow] = field(default_factory=list)
+    rows: list[Kernel] = field(default_factory=list)
     near: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -101,14 +109,13 @@ def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
                 listing.notes.append(error.message)
                 continue
             for kernel in found:
-                name = demangled(kernel.name)
-                known[name] = None
+                known[kernel.name] = None
                 # The whole name, without return type and parameters, or also without template parameters.
-                short = short_kernel_name(name)
-                names = (kernel.name, name, short, short.partition("<")[0])
+                short = short_kernel_name(kernel.name)
+                names = (kernel.mangled, kernel.name, short, short.partition("<")[0])
                 if not pattern or any(fnmatchcase(one, pattern) for one in names):
-                    listing.rows.append(KernelRow(name, kernel, file))
-    listing.rows.sort(key=lambda row: (row.name, row.kernel.architecture, row.place))
+                    listing.rows.append(kernel)
+    listing.rows.sort(key=lambda kernel: (kernel.name, kernel.architecture, kernel.place))
     if not listing.rows:
         listing.near = near_names(pattern, list(known))
     return listing
@@ -233,21 +240,6 @@ def lz4_block(data: bytes, size: int) -> bytes:
     return bytes(out)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel for one architecture. `name` is mangled; None for what the cubin does not state.
-    `shared_bytes` is the static shared memory, `stack_bytes` the stack of a thread, and `source` is
-    `FILE:LINE` of its first instruction.
-    """
-
-    name: str
-    architecture: str
-    registers: int | None
-    shared_bytes: int
-    stack_bytes: int | None
-    source: str = ""
-
-
 def kernels_in(cubin: bytes, path: str) -> list[Kernel]:
     """The kernels of a cubin that was found in `path`. Raises InputError."""
     with Elf(path, cubin) as elf:
@@ -264,12 +256,14 @@ def kernels_in(cubin: bytes, path: str) -> list[Kernel]:
             shared = elf.sections.get(f".nv.shared.{symbol.name}")
             found.append(
                 Kernel(
+                    demangled(symbol.name),
                     symbol.name,
                     architecture,
                     registers.get(number),
                     max(shared.size - reserved, 0) if shared else 0,
                     frames.get(number),
                     sources.get(number, ""),
+                    path,
                 )
             )
         return found
