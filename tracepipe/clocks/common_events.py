@@ -8,7 +8,7 @@ without a number are matched by thread and name, where an anchor tells the appro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -40,18 +40,18 @@ class Times:
     """Times by cell. All recordings keep the same cells, of those that they have."""
 
     def __init__(self) -> None:
-        self._cells: Int64s = np.empty(0, np.int64)
-        self._ns: Int64s = np.empty(0, np.int64)
-        self._new: list[tuple[Int64s, Int64s]] = []
+        self._times: Int64s = np.empty((2, 0), np.int64)
+        """The cells and the times."""
+        self._new: list[Int64s] = []
         self._new_count = 0
 
     def add(self, cells: Int64s, ns: Int64s) -> None:
         """Add times in cells. The numbers of cells are hashes."""
-        if len(self._cells) == CALLS_KEPT_MAX:
-            may_stay = cells <= self._cells[-1]
+        if self._times.shape[1] == CALLS_KEPT_MAX:
+            may_stay = cells <= self._times[0, -1]
             cells, ns = cells[may_stay], ns[may_stay]
         if len(cells):
-            self._new.append((cells, ns))
+            self._new.append(np.stack([cells, ns]))
             self._new_count += len(cells)
         # Not after each batch, as sorting everything for a few calls would be slow.
         if self._new_count >= CALLS_KEPT_MAX:
@@ -59,22 +59,20 @@ class Times:
 
     def _choose(self) -> None:
         """Choose which of the added times to keep."""
-        both = [(self._cells, self._ns), *self._new]
-        cells, ns = (np.concatenate(columns) for columns in zip(*both, strict=True))
-        order = np.lexsort((ns, cells))
-        cells, ns = cells[order], ns[order]
-        places = np.arange(len(cells))
-        firsts = np.maximum.accumulate(np.where(_differs(cells), places, 0))
-        stay = np.flatnonzero(places - firsts < _OF_CELL_MAX)[:CALLS_KEPT_MAX]
-        self._cells, self._ns = cells[stay], ns[stay]
+        times = np.hstack([self._times, *self._new])
+        times = times[:, np.lexsort(times[::-1])]
+        places = np.arange(times.shape[1])
+        firsts = np.maximum.accumulate(np.where(_differs(times[0]), places, 0))
+        self._times = times[:, np.flatnonzero(places - firsts < _OF_CELL_MAX)[:CALLS_KEPT_MAX]]
         self._new, self._new_count = [], 0
 
     def alone(self) -> tuple[Int64s, Int64s]:
         """The cells and times, in order, of calls that no other call of their cell is near to."""
         self._choose()
-        is_apart = _differs(self._cells) | (np.diff(self._ns, prepend=self._ns[:1]) > _ALONE_NS)
+        cells, ns = self._times
+        is_apart = _differs(cells) | (np.diff(ns, prepend=ns[:1]) > _ALONE_NS)
         is_alone = is_apart & np.append(is_apart[1:], True)
-        return self._cells[is_alone], self._ns[is_alone]
+        return cells[is_alone], ns[is_alone]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,22 +154,19 @@ class EventsByKey:
     """Times and lengths by key. A key that comes twice in a recording is not used."""
 
     def __init__(self) -> None:
-        self._keys: Int64s = np.empty(0, np.int64)
-        self._ns: Int64s = np.empty(0, np.int64)
-        self._lengths_ns: Int64s = np.empty(0, np.int64)
+        self._events = np.empty((3, 0), np.int64)
 
     def add(self, keys: Int64s, ns: Int64s, lengths_ns: Int64s) -> None:
         """Add events by their keys, which are hashes. NONE is a length that is not known."""
-        keys, ns = np.concatenate([self._keys, keys]), np.concatenate([self._ns, ns])
-        lengths_ns = np.concatenate([self._lengths_ns, lengths_ns])
-        order = np.argsort(keys, kind="stable")[:KEPT_MAX]
-        self._keys, self._ns, self._lengths_ns = keys[order], ns[order], lengths_ns[order]
+        events = np.hstack([self._events, np.stack([keys, ns, lengths_ns])])
+        self._events = events[:, np.argsort(events[0], kind="stable")[:KEPT_MAX]]
 
     def once(self) -> tuple[Int64s, Int64s, Int64s]:
         """Keys that came once, in order, their times and their lengths."""
-        is_new = np.diff(self._keys, prepend=self._keys[:1] - 1) != 0
-        is_once = is_new & np.append(is_new[1:], True)
-        return self._keys[is_once], self._ns[is_once], self._lengths_ns[is_once]
+        keys = self._events[0]
+        is_new = np.diff(keys, prepend=keys[:1] - 1) != 0
+        keys, ns, lengths_ns = self._events[:, is_new & np.append(is_new[1:], True)]
+        return keys, ns, lengths_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,82 +218,65 @@ def agreement(
     return _agreement(one.collectives, other.collectives, COLLECTIVE_SPREAD_NS, "collectives")
 
 
-@dataclass(frozen=True, slots=True)
-class _Matched:
-    """Events that two recordings have: their times in the one, by how much these are ahead of the other, and
-    the lengths in both, NONE where they are not known.
-    """
-
-    ns: Int64s
-    ahead_ns: Int64s
-    lengths_ns: Int64s
-    other_lengths_ns: Int64s
-
-    @classmethod
-    def of(cls, one: EventsByKey, other: EventsByKey) -> _Matched:
-        (keys, ns, lengths_ns), (other_keys, other_ns, other_lengths_ns) = one.once(), other.once()
-        _, at, to = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
-        at, to = at[order := np.argsort(ns[at], kind="stable")], to[order]
-        return cls(ns[at], ns[at] - other_ns[to], lengths_ns[at], other_lengths_ns[to])
-
-    def __len__(self) -> int:
-        return len(self.ns)
-
-    def part(self, start: int, stop: int) -> _Matched:
-        """Some that follow each other in time."""
-        part = slice(start, stop)
-        return _Matched(
-            self.ns[part], self.ahead_ns[part], self.lengths_ns[part], self.other_lengths_ns[part]
-        )
-
-    def middle(self) -> tuple[int, int, int]:
-        """By how much the one is ahead, the spread of nine of ten begins, and the bound of the result."""
-        middle_ns, spread_ns = _middle(self.ahead_ns)
-        timed = (self.lengths_ns != NONE) & (self.other_lengths_ns != NONE)
-        if 2 * np.count_nonzero(timed) < len(self):
-            return middle_ns, spread_ns, spread_ns + NOTED_NS
-        ends_ns = (self.ahead_ns + self.lengths_ns - self.other_lengths_ns)[timed]
-        end_ns, of_ends_ns = _middle(ends_ns)
-        apart_ns = (abs(end_ns - middle_ns) + 1) // 2
-        return (middle_ns + end_ns) // 2, spread_ns, max(spread_ns, of_ends_ns) + apart_ns
-
-
 def _agreement(one: EventsByKey, other: EventsByKey, spread_ns: int, of: str) -> Agreement | None:
-    matched = _Matched.of(one, other)
-    if len(matched) < _LEAST:
+    (keys, ns, lengths_ns), (other_keys, other_ns, other_lengths_ns) = one.once(), other.once()
+    _, at, to = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
+    if len(at) < _LEAST:
         return None
-    ahead_ns, apart_ns, bound_ns = matched.middle()
+    at, to = at[order := np.argsort(ns[at], kind="stable")], to[order]
+    matched = np.stack([ns[at], ns[at] - other_ns[to], lengths_ns[at], other_lengths_ns[to]])
+    ahead_ns, apart_ns, bound_ns = _lead(matched)
     pairs, is_even = _over_time(matched, spread_ns), apart_ns <= spread_ns
-    return Agreement(ahead_ns, bound_ns, len(matched), of, pairs, is_even) if is_even or pairs else None
+    return Agreement(ahead_ns, bound_ns, len(at), of, pairs, is_even) if is_even or pairs else None
 
 
-def _over_time(matched: _Matched, spread_ns: int) -> Pairs | None:
-    """A pair for each part of the events; None where there are few, or where most parts are inconsistent."""
-    count = len(matched) // _OF_PART
+def _lead(matched: Int64s) -> tuple[int, int, int]:
+    """By how much one recording is ahead of another, the spread of nine of ten begins, and the bound of the
+    result.
+
+    The columns of events that both have: their times in the one, by how much these are ahead of the other,
+    and the lengths in both, NONE where they are not known. Shape `(4, events)`.
+    """
+    _, ahead_ns, lengths_ns, other_lengths_ns = matched
+    middle_ns, spread_ns = _middle(ahead_ns)
+    timed = (lengths_ns != NONE) & (other_lengths_ns != NONE)
+    if 2 * np.count_nonzero(timed) < len(timed):
+        return middle_ns, spread_ns, spread_ns + NOTED_NS
+    end_ns, of_ends_ns = _middle((ahead_ns + lengths_ns - other_lengths_ns)[timed])
+    apart_ns = (abs(end_ns - middle_ns) + 1) // 2
+    return (middle_ns + end_ns) // 2, spread_ns, max(spread_ns, of_ends_ns) + apart_ns
+
+
+def _over_time(matched: Int64s, spread_ns: int) -> Pairs | None:
+    """A pair for each part of the events, whose columns are as in `_lead`; None where there are few, or where
+    most parts are inconsistent.
+    """
+    of_all = matched.shape[1]
+    count = of_all // _OF_PART
     if count < _PARTS_LEAST:
         return None
-    limits = [len(matched) * at // count for at in range(count + 1)]
-    drifted_ns = _drifted_ns(matched, limits)
-    rest = replace(matched, ahead_ns=matched.ahead_ns - drifted_ns)
+    limits = [of_all * at // count for at in range(count + 1)]
+    drifted_ns = _drifted_ns(matched[0], matched[1], limits)
+    rest = matched.copy()
+    rest[1] -= drifted_ns
     found = []
     for start, stop in pairwise(limits):
-        part = rest.part(start, stop)
-        ahead_ns, apart_ns, bound_ns = part.middle()
+        ahead_ns, apart_ns, bound_ns = _lead(rest[:, start:stop])
         at = (start + stop) // 2
         if apart_ns <= spread_ns:
-            ns = int(matched.ns[at])
+            ns = int(matched[0, at])
             found.append(ClockPair(ns, ns - ahead_ns - int(drifted_ns[at]), bound_ns))
     return Pairs.of(found) if 2 * len(found) > count else None
 
 
-def _drifted_ns(matched: _Matched, limits: Sequence[int]) -> Int64s:
+def _drifted_ns(at_ns: Int64s, ahead_ns: Int64s, limits: Sequence[int]) -> Int64s:
     """The lead that the one gains by each time, at the median rate between the halves of the parts."""
-    ns = (matched.ns - matched.ns[0]).astype(np.float64)
+    ns = (at_ns - at_ns[0]).astype(np.float64)
     # With an even number of events, the median lies between two of them in both columns: one of the two would
     # be the earlier event where the clock gains, and the later one where it loses.
     middles_ns, parts_ns = (
         np.array([np.median(column[start:stop]) for start, stop in pairwise(limits)])
-        for column in (matched.ahead_ns - matched.ahead_ns[0], ns)
+        for column in (ahead_ns - ahead_ns[0], ns)
     )
     half = len(middles_ns) // 2
     passed_ns = parts_ns[half:] - parts_ns[: len(parts_ns) - half]

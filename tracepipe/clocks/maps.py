@@ -152,68 +152,31 @@ def _steps(pairs: Pairs, start: int, stop: int) -> tuple[Any, Any]:
     return least_ns.tolist(), most_ns.tolist()
 
 
-@dataclass(slots=True)
-class _Reaching:
-    """The parts of the pairs' intervals that the clock can reach, in the order of the source clock.
-
-    `low_ns` and `high_ns` are the ends of these parts. `joined` is whether the clock can get from one pair to
-    the next.
+def _reach_from_before(pairs: Pairs, are_joined: Bools) -> tuple[Int64s, Int64s, Bools]:
+    """The ends of the part of each interval that the clock can reach from those before, or of all of it where
+    there is no such part; and which steps are not near a step that is impossible for the clock. `are_joined`
+    is whether the clock can get from one pair to the next.
     """
-
-    pairs: Pairs
-    low_ns: Int64s
-    high_ns: Int64s
-    joined: Bools
-
-    @classmethod
-    def of(cls, pairs: Pairs) -> _Reaching:
-        nothing = np.empty(len(pairs), np.int64)
-        return cls(pairs, nothing, nothing.copy(), np.ones(len(pairs) - 1, np.bool_))
-
-    def from_those_before(self) -> Bools:
-        """Narrow each interval to the part that can be reached from those before, or not at all where there
-        is no such part. Return which steps are not near a step that is impossible for the clock.
-        """
-        pairs, steps, joined = self.pairs, len(self.joined), np.ones_like(self.joined)
-        # A reading is an integer: the clock may have reached it up to 1 ns before.
-        np.subtract(pairs.host_ns, pairs.uncertainty_ns, out=self.low_ns)
-        self.low_ns -= 1
-        np.add(pairs.host_ns, pairs.uncertainty_ns, out=self.high_ns)
-        from_ns, to_ns = int(self.low_ns[0]), int(self.high_ns[0])
-        for start in range(0, steps, PART):
-            stop = min(start + PART, steps)
-            part = slice(start + 1, stop + 1)
-            lows_ns, highs_ns = self.low_ns[part].tolist(), self.high_ns[part].tolist()
-            are_joined = self.joined[start:stop].tolist()
-            rows = zip(lows_ns, highs_ns, *_steps(pairs, start, stop), are_joined, strict=True)
-            for at, (low_ns, high_ns, least_ns, most_ns, is_joined) in enumerate(rows):
-                from_ns, to_ns = from_ns + least_ns, to_ns + most_ns
-                if from_ns > high_ns or to_ns < low_ns:
-                    joined[max(0, start + at - NEIGHBOURS) : start + at + NEIGHBOURS + 1] = False
-                from_ns, to_ns = max(low_ns, from_ns), min(high_ns, to_ns)
-                if not is_joined or from_ns > to_ns:
-                    from_ns, to_ns = low_ns, high_ns
-                lows_ns[at], highs_ns[at] = from_ns, to_ns
-            self.low_ns[part], self.high_ns[part] = lows_ns, highs_ns
-        return joined
-
-    def from_those_after(self) -> None:
-        """Narrow what is left of each interval to the part that can be reached from those after."""
-        steps = len(self.joined)
-        low_ns, high_ns = int(self.low_ns[-1]), int(self.high_ns[-1])
-        for start in reversed(range(0, steps, PART)):
-            stop = min(start + PART, steps)
-            part = slice(start, stop)
-            lows_ns, highs_ns = self.low_ns[part].tolist(), self.high_ns[part].tolist()
-            least_ns, most_ns = _steps(self.pairs, start, stop)
-            joined = self.joined[part].tolist()
-            for at in reversed(range(stop - start)):
-                before = lows_ns[at], highs_ns[at]
-                low_ns, high_ns = max(before[0], low_ns - most_ns[at]), min(before[1], high_ns - least_ns[at])
-                if not joined[at] or low_ns > high_ns:
-                    low_ns, high_ns = before
-                lows_ns[at], highs_ns[at] = low_ns, high_ns
-            self.low_ns[part], self.high_ns[part] = lows_ns, highs_ns
+    steps, possible = len(are_joined), np.ones_like(are_joined)
+    # A reading is an integer: the clock may have reached it up to 1 ns before.
+    low_ns, high_ns = pairs.host_ns - pairs.uncertainty_ns - 1, pairs.host_ns + pairs.uncertainty_ns
+    from_ns, to_ns = int(low_ns[0]), int(high_ns[0])
+    for start in range(0, steps, PART):
+        stop = min(start + PART, steps)
+        part = slice(start + 1, stop + 1)
+        lows_ns, highs_ns = low_ns[part].tolist(), high_ns[part].tolist()
+        joined = are_joined[start:stop].tolist()
+        rows = zip(lows_ns, highs_ns, *_steps(pairs, start, stop), joined, strict=True)
+        for at, (least_ns, most_ns, least_step_ns, most_step_ns, is_joined) in enumerate(rows):
+            from_ns, to_ns = from_ns + least_step_ns, to_ns + most_step_ns
+            if from_ns > most_ns or to_ns < least_ns:
+                possible[max(0, start + at - NEIGHBOURS) : start + at + NEIGHBOURS + 1] = False
+            from_ns, to_ns = max(least_ns, from_ns), min(most_ns, to_ns)
+            if not is_joined or from_ns > to_ns:
+                from_ns, to_ns = least_ns, most_ns
+            lows_ns[at], highs_ns[at] = from_ns, to_ns
+        low_ns[part], high_ns[part] = lows_ns, highs_ns
+    return low_ns, high_ns, possible
 
 
 def cut(pairs: Pairs) -> Pairs:
@@ -223,12 +186,23 @@ def cut(pairs: Pairs) -> Pairs:
     as the rate changes by no more than WANDER_PPM over NEIGHBOURS on both sides. If a pair cannot be reached,
     the rate has changed more, or the pair is wrong: around it, nothing is narrowed.
     """
-    reaching = _Reaching.of(pairs)
-    reaching.joined = reaching.from_those_before()
-    if not reaching.joined.all():
-        reaching.from_those_before()
-    reaching.from_those_after()
-    low_ns, high_ns = reaching.low_ns, reaching.high_ns
+    low_ns, high_ns, are_joined = _reach_from_before(pairs, np.ones(len(pairs) - 1, np.bool_))
+    if not are_joined.all():
+        low_ns, high_ns, _ = _reach_from_before(pairs, are_joined)
+    # What is left of each interval is narrowed to the part that can be reached from those after.
+    least_ns, most_ns = int(low_ns[-1]), int(high_ns[-1])
+    for start in reversed(range(0, len(are_joined), PART)):
+        part = slice(start, min(start + PART, len(are_joined)))
+        lows_ns, highs_ns, joined = (column[part].tolist() for column in (low_ns, high_ns, are_joined))
+        least_steps_ns, most_steps_ns = _steps(pairs, part.start, part.stop)
+        for at in reversed(range(len(joined))):
+            before = lows_ns[at], highs_ns[at]
+            least_ns, most_ns = least_ns - most_steps_ns[at], most_ns - least_steps_ns[at]
+            least_ns, most_ns = max(before[0], least_ns), min(before[1], most_ns)
+            if not joined[at] or least_ns > most_ns:
+                least_ns, most_ns = before
+            lows_ns[at], highs_ns[at] = least_ns, most_ns
+        low_ns[part], high_ns[part] = lows_ns, highs_ns
     high_ns += 1
     for start in range(0, len(pairs), PART):
         part = slice(start, start + PART)

@@ -111,19 +111,18 @@ class WarpTimes:
         if isinstance(sm_clocks, NativeSmClocks) and len(run.batches) > 1:
             columns = run.entry_ns, run.exit_ns, *run.readings()
             return sm_clocks.refine_all(run.base_ns, run.warps, run.exits, has, columns)
-        finer = [_refined(sm_clocks, warps) for warps in run.batches]
+        finer = [
+            sm_clocks.refine(
+                warps.ts_ns, WarpReadings(*(getattr(warps, name) for name in WarpReadings._fields))
+            )
+            if flags & HAS_CLOCKS
+            else None
+            for warps, flags in zip(run.batches, has.tolist(), strict=True)
+        ]
         as_read = ((warps.entry_ns, warps.exit_ns) for warps in run.batches)
         best = [read if found is None else found for found, read in zip(finer, as_read, strict=True)]
         entry, exits = (np.concatenate(column) for column in zip(*best, strict=True))
         return np.array([found is not None for found in finer], np.bool_), entry, exits
-
-
-def _refined(sm_clocks: SmClocks | NativeSmClocks, warps: Warps) -> tuple[Int64s, Int64s] | None:
-    if warps.sm is None or warps.entry_clk is None or warps.exit_clk is None:
-        return None
-    return sm_clocks.refine(
-        warps.ts_ns, WarpReadings(*(getattr(warps, name) for name in WarpReadings._fields))
-    )
 
 
 class _Run:
