@@ -17,7 +17,7 @@ from tests.cli.test_output import piped
 from tests.support.here import build_here
 from tests.support.simulated_job import SimulatedJob
 from tests.support.trace_processor import RealTraceProcessor
-from tracepipe.dataset.meetings import Line
+from tracepipe.dataset.alignment import Line
 
 WINDOW_NS = 20_000_000, 30_000_000
 

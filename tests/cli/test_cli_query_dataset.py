@@ -23,7 +23,7 @@ from tests.support.here import build_here
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tests.support.waiting import wait_until
-from tracepipe.dataset.meetings import Line
+from tracepipe.dataset.alignment import Line
 from tracepipe.dataset.places import rank_folder
 from tracepipe.errors import QueryError
 from tracepipe.sql.tables import query_dataset

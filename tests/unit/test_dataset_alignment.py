@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracepipe.dataset.alignment import Alignment, align
-from tracepipe.dataset.meetings import LEAST_SHARED, Line, Meetings
+from tracepipe.dataset.alignment import LEAST_SHARED, Alignment, Line, Meetings, align
 
 _EPOCH_NS = 1_795_000_000_000_000_000
 

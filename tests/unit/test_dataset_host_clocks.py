@@ -8,10 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tracepipe.dataset.alignment import Alignment, Placement
+from tracepipe.dataset.alignment import Alignment, Line, Placement
 from tracepipe.dataset.build import build
 from tracepipe.dataset.host_clocks import related, relations
-from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import Rank
 
 _PAIR = Path(__file__).parents[2] / "fixtures/merged-pytorch"

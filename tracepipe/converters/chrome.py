@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import re
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 import orjson
@@ -285,16 +285,10 @@ def _counter_name(track: Track) -> str:
     return name
 
 
-@dataclass(slots=True, eq=False)
-class _Ids:
-    """Ids of tracks by row."""
-
-    ids: array[int] = field(default_factory=lambda: array("i"))
-
-    def address_of(self, tracks: list[Track]) -> int:
-        """The address of the ids of all tracks. `tracks` begin with those of the last call."""
-        self.ids.extend(track.id for track in tracks[len(self.ids) :])
-        return self.ids.buffer_info()[0]
+def _address_of(ids: array[int], tracks: list[Track]) -> int:
+    """The address of the ids of all tracks, after those of tracks that are new were added."""
+    ids.extend(track.id for track in tracks[len(ids) :])
+    return ids.buffer_info()[0]
 
 
 class NativeChromeEvents(ChromeEvents):
@@ -303,8 +297,8 @@ class NativeChromeEvents(ChromeEvents):
     def __init__(self, core: ctypes.CDLL, out: BinaryIO, base_ns: int) -> None:
         self._core = core
         self._events = owned(self, core.tp_chrome_new(base_ns), core.tp_chrome_free)
-        self._rows = _Ids()
-        self._gpus: dict[int, tuple[_Ids, array[int]]] = {}
+        self._rows = array("i")
+        self._gpus: dict[int, tuple[array[int], array[int]]] = {}
         """The tracks of each GPU, and its kernels as four numbers each."""
         self._kernel_count = 0
         self._made: set[int] = set()
@@ -334,7 +328,7 @@ class NativeChromeEvents(ChromeEvents):
         self.make_ready(drawn.book)
         view = DrawnView(drawn)
         ops, is_odd = ctypes.byref(view.ops), ctypes.c_int()
-        tracks = self._rows.address_of(drawn.book.tracks)
+        tracks = _address_of(self._rows, drawn.book.tracks)
         given = (ctypes.byref(view.given), drawn.book.tables.reader, tracks)
         at, count = 0, len(view.order)
         while at < count:
@@ -364,12 +358,12 @@ class NativeChromeEvents(ChromeEvents):
         return members(drawn.args_of(event, mark))
 
     def warps(self, changes: WarpChanges) -> None:
-        ids, kernels = self._gpus.setdefault(changes.id, (_Ids(), array("q")))
+        ids, kernels = self._gpus.setdefault(changes.id, (array("i"), array("q")))
         for kernel in changes.kernels[len(kernels) // 4 :]:
             self.give(KERNELS, self._kernel_count, orjson.dumps(kernel.name)[:-1])
             kernels.extend((self._kernel_count, kernel.warps, kernel.grid_x, kernel.grid_y))
             self._kernel_count += 1
-        view, tracks = WarpsView(changes), ids.address_of(changes.tracks)
+        view, tracks = WarpsView(changes), _address_of(ids, changes.tracks)
         counter = changes.counter.id if changes.counter_row >= 0 else 0
         refs = ctypes.byref(view.changes), ctypes.byref(view.slices)
         columns = (*refs, kernels.buffer_info()[0], tracks)

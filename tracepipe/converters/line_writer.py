@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -17,10 +17,6 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.units import counted
-
-if TYPE_CHECKING:
-    from tracepipe.event.model import Record
-
 
 # Beyond these, the outermost calls of a thread, and the threads that came first, are forgotten.
 _DEPTH_MAX = 512
@@ -125,21 +121,18 @@ class LineWriter(ABC):
         rows = zip(*(one.tolist() for one in columns), strict=True)
         for at, (ts_ns, dur_ns, number, args) in enumerate(rows):
             if number == SPECIAL:
-                self._other(batch.others[args])
+                other = batch.others[args]
+                if isinstance(other, PlacedWarps):
+                    self._unwritten["gpu_warp event|events"] += len(other)
+                elif other["type"] == "loss":
+                    self._calls.forget()  # their ends may be lost
+                    self._lines.append(self.loss % other["count"])
                 continue
             shape = tables.shapes[number]
             assert shape is not None
             if shape.phase in NO_SLICES:
                 continue
             yield at, ts_ns, dur_ns, shape, args
-
-    def _other(self, other: Record | PlacedWarps) -> None:
-        """Write a loss, after which no call is known to be open, or count warps."""
-        if isinstance(other, PlacedWarps):
-            self._unwritten["gpu_warp event|events"] += len(other)
-        elif other["type"] == "loss":
-            self._calls.forget()
-            self._lines.append(self.loss % other["count"])
 
     def _after_start_ns(self, ts_ns: int) -> int:
         """A time since the start of the trace, at least 0."""

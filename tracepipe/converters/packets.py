@@ -216,7 +216,7 @@ class Packets:
     """The packets of the sequence `id`. `clock` and `base_ns` are those that its first packet states."""
 
     def __init__(self, id: int, clock: int, base_ns: int) -> None:
-        self._stream = PacketStream(id, clock, base_ns)
+        self._stream: Any = PacketStream(id, clock, base_ns)
         self._tables: list[dict[bytes, int]] = [{}, {}, {}, {}]
         self._table_bytes = [0] * len(self._tables)
         self._pending: list[bytes] = []
@@ -336,7 +336,8 @@ class Packets:
 
     def drain(self) -> bytes:
         """The bytes that were written since the last call."""
-        return self._stream.drain()
+        drained: bytes = self._stream.drain()
+        return drained
 
     def _move_pending(self, interned: dict[int, list[bytes]], at: int) -> None:
         """Move the entries that were interned since to the packet at a place."""
@@ -388,7 +389,13 @@ class Packets:
         if event == NONE:
             return self._keep(key, body + marked)
         args = NONE if event <= FIRST_EXTRA or drawn.events is None else int(drawn.events.args[event])
-        made = b"" if args == NONE else self._args.get(args) or self._annotated_args(drawn, args)
+        made = b"" if args == NONE else self._args.get(args, b"")
+        if not made and args != NONE:
+            own = drawn.book.tables.args(args)
+            if SHOWN.isdisjoint(own):
+                made = self._args[args] = self.annotations(own)
+            else:
+                self._shadows.add(args)
         if event <= FIRST_EXTRA or drawn.events is None or args in self._shadows:
             return body + self.annotations(drawn.args_of(event, mark))
         shape, source = int(drawn.events.shape[event]), drawn.events.source_ns
@@ -409,14 +416,6 @@ class Packets:
     def _keep(self, key: _Key, body: bytes) -> bytes:
         self._alike[key] = body
         return body
-
-    def _annotated_args(self, drawn: Drawn, at: int) -> bytes:
-        args = drawn.book.tables.args(at)
-        if not SHOWN.isdisjoint(args):
-            self._shadows.add(at)
-            return b""
-        made = self._args[at] = self.annotations(args)
-        return made
 
     # Warps ---------------------------------------------------------------------------------------------
 
@@ -596,8 +595,8 @@ class NativePackets(Packets):
     def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
         super().__init__(id, clock, base_ns)
         self._core = core
-        self._made = NativeStream(core, id, clock, base_ns)
-        self._packets = self._made.packets
+        self._stream = NativeStream(core, id, clock, base_ns)
+        self._packets = self._stream.packets
         self._kernels = np.empty(0, _Kernels)
 
     def intern(self, table: int, name: bytes) -> int:
@@ -611,12 +610,6 @@ class NativePackets(Packets):
         for which in FORGOTTEN:
             self._core.tp_perfetto_forget(self._packets, which)
         self._core.tp_perfetto_forget(self._packets, _ALL_ARGS)
-
-    def _packet(self, ts_ns: int, body: bytes) -> None:
-        self._made.packet(ts_ns, TRACK_EVENT, body)
-
-    def drain(self) -> bytes:
-        return self._made.drain()
 
     def write(self, drawn: Drawn) -> None:
         view, events = DrawnView(drawn), drawn.events
@@ -633,7 +626,7 @@ class NativePackets(Packets):
                     or event <= FIRST_EXTRA
                     or not self._make(drawn, int(events.args[event]), made)
                 ):
-                    self._packet(op[2], self.fields(op, drawn))
+                    self._stream.packet(op[2], TRACK_EVENT, self.fields(op, drawn))
                     at += 1
 
     def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
@@ -669,7 +662,6 @@ class NativePackets(Packets):
         while at < count:
             at = checked(self._core.tp_perfetto_warps(self._packets, *refs, at, count))
             if at < count:
-                self._packet(
-                    int(changes.ts_ns[at]), self._exit(changes, at) + counted(int(changes.value[at]))
-                )
+                body = self._exit(changes, at) + counted(int(changes.value[at]))
+                self._stream.packet(int(changes.ts_ns[at]), TRACK_EVENT, body)
                 at += 1

@@ -26,16 +26,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracepipe.dataset.meetings import BILLION, LEAST_SHARED, Line, Meetings, place_each
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.units import duration_text
 
+LEAST_SHARED: Final = 8
+"""Collectives that two clocks must share: fewer cannot show which of them are wrong."""
+_BILLION: Final = 1_000_000_000
 CRYSTAL_PPM: Final = 100
 DRIFT_MAX_PPM: Final = 500
 """Clocks of running hosts differ by less: their crystals by CRYSTAL_PPM, and NTP slews by up to 500."""
@@ -50,6 +52,97 @@ _OFTEN: Final = 0.4
 """If a clock comes last in this share of its collectives, they alone may decide its line."""
 _ALWAYS: Final = 0.9
 """If a clock comes last in this share of its collectives, it counts as always last."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meetings:
+    """What the ranks of each clock saw of collectives: columns of one length, a row for each clock and
+    collective.
+
+    `clock` and `collective` are numbers from 0; `arrived_ns` is the last start of a rank of this clock,
+    `left_ns` the first end, and `end_ns` the mean of the ends, all on this clock. `transfer_ns` is how long
+    the collective took the rank that took the least, of all clocks: the one that came last.
+    """
+
+    clock: Int64s
+    collective: Int64s
+    arrived_ns: Int64s
+    left_ns: Int64s
+    end_ns: Int64s
+    transfer_ns: Int64s
+
+    def __len__(self) -> int:
+        return len(self.clock)
+
+    @classmethod
+    def of(cls, clock: Int64s, collective: Int64s, start_ns: Int64s, end_ns: Int64s) -> Meetings:
+        """The meetings of some ranks' collectives: columns of one length, a row for each rank and
+        collective, of those that all ranks leave together.
+        """
+        transfer_ns = np.full(int(collective.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(transfer_ns, collective, end_ns - start_ns)
+        order = np.lexsort((collective, clock))
+        clock, collective = clock[order], collective[order]
+        start_ns, end_ns = start_ns[order], end_ns[order]
+        is_first = np.ones(len(clock), np.bool_)
+        is_first[1:] = (clock[1:] != clock[:-1]) | (collective[1:] != collective[:-1])
+        first = np.flatnonzero(is_first)
+        if not len(first):
+            return cls(clock, collective, start_ns, end_ns, end_ns, end_ns)
+        left_ns = np.minimum.reduceat(end_ns, first)
+        # Ends of one host lie near to each other: their mean is the first one's and a mean of small numbers.
+        after_ns = end_ns - np.repeat(left_ns, np.diff(np.append(first, len(clock))))
+        count = np.diff(np.append(first, len(clock)))
+        mean_ns = left_ns + np.add.reduceat(after_ns, first) // count
+        arrived_ns, collective = np.maximum.reduceat(start_ns, first), collective[first]
+        return cls(clock[first], collective, arrived_ns, left_ns, mean_ns, transfer_ns[collective])
+
+    def take(self, rows: Bools) -> Meetings:
+        """Some of the rows."""
+        return Meetings(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def of_short_transfers(self) -> Meetings:
+        """The half of the rows whose transfers are the shorter ones; all of them where they are few."""
+        if len(self.transfer_ns) < 2 * LEAST_SHARED:
+            return self
+        return self.take(self.transfer_ns <= np.median(self.transfer_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Puts a clock on the reference: `ns + offset_ns + (ns - at_ns) * drift_ppb / 10⁹`."""
+
+    at_ns: int = 0
+    offset_ns: int = 0
+    drift_ppb: int = 0
+
+    def place(self, ns: int) -> int:
+        """A time on the reference clock, to the ns below."""
+        return ns + self.offset_ns + (ns - self.at_ns) * self.drift_ppb // _BILLION
+
+    def first_at(self, reference_ns: int) -> int:
+        """The first time that is not before a time of the reference clock."""
+        after_ns = reference_ns - self.offset_ns - self.at_ns
+        ns = self.at_ns + after_ns * _BILLION // (_BILLION + self.drift_ppb)
+        while self.place(ns) >= reference_ns:
+            ns -= 1
+        while self.place(ns) < reference_ns:
+            ns += 1
+        return ns
+
+    def place_all(self, ns: Int64s) -> Int64s:
+        """Times on the reference clock, to the ns below."""
+        return place_each(ns, *map(np.asarray, astuple(self)))
+
+
+def place_each(ns: Int64s, at_ns: Int64s, offset_ns: Int64s, drift_ppb: Int64s) -> Int64s:
+    """Times on the reference clock by the values of a `Line` for each, or for all."""
+    # In steps, as the product of a day and 500 ppm has more than 64 bits.
+    away_ns: Int64s = ns - at_ns
+    whole, rest = np.divmod(away_ns, 1_000_000)
+    drift: Int64s = whole * drift_ppb + rest * drift_ppb // 1_000_000
+    placed: Int64s = ns + offset_ns + drift // 1_000
+    return placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +192,10 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
     """
     if not clocks:
         return Alignment(0, {}, {})
-    reference = _most_met(meetings, clocks)
+    # The clock that has the most other clocks in its collectives, all together.
+    sizes = np.bincount(meetings.collective, minlength=1)
+    met = np.bincount(meetings.clock, sizes[meetings.collective] - 1, clocks)
+    reference = int(met.argmax())
     lines = {reference: Line()}
     refused: dict[int, str] = {}
     while True:
@@ -128,15 +224,6 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
                 clock, f"shares fewer than {LEAST_SHARED} collectives with clocks that are placed"
             )
     return Alignment(reference, placements, dict(sorted(refused.items())))
-
-
-def _most_met(meetings: Meetings, clocks: int) -> int:
-    """The clock that has the most other clocks in its collectives, all together."""
-    of_collective = np.bincount(meetings.collective) if len(meetings.collective) else np.zeros(0, np.int64)
-    met = np.bincount(
-        meetings.clock, weights=of_collective[meetings.collective] - 1, minlength=max(clocks, 1)
-    )
-    return int(met.argmax())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,19 +276,15 @@ def _fitted(own: Meetings, common: _Common) -> Line | str:
     if 2 * np.count_nonzero(inside) < len(inside) or away_ns > _SPREAD_MAX_NS:
         return "the ends of its collectives lie on no line"
     middle, span_ns = away[inside].mean(), np.ptp(away[inside])
-    if _is_short(span_ns, off[inside] - slope * away[inside]):
-        slope = 0.0
+    off_ns = off[inside] - slope * away[inside]
+    if _line_error_ns(off_ns - np.median(off_ns)) * 2_000_000 > CRYSTAL_PPM * span_ns:
+        slope = 0.0  # too short a stretch to measure a drift better than crystals keep to
     else:
         slope = float(np.polyfit(away[inside] - middle, off[inside], 1)[0])
     offset = float(np.mean(off[inside] - slope * away[inside]))
     if abs(slope) * 1e6 > DRIFT_MAX_PPM:
         return f"its clock would drift by {slope * 1e6:.0f} ppm: these are not the same collectives"
-    return Line(base_ns, first_ns + round(offset), round(slope * BILLION))
-
-
-def _is_short(span_ns: float, off_ns: NDArray[np.float64]) -> bool:
-    """Whether a stretch is too short to measure a drift better than crystals keep to."""
-    return _line_error_ns(off_ns - np.median(off_ns)) * 2_000_000 > CRYSTAL_PPM * span_ns
+    return Line(base_ns, first_ns + round(offset), round(slope * _BILLION))
 
 
 def _line_error_ns(off_ns: NDArray[np.float64]) -> float:
@@ -232,17 +315,6 @@ def _inliers(off_ns: NDArray[np.float64]) -> Bools:
     spread_ns = max(float(np.median(np.abs(off_ns))), _LEAST_NOISE_NS)
     inside: Bools = np.abs(off_ns) <= _OUTLIERS * spread_ns
     return inside
-
-
-def _fits(meetings: Meetings, lines: dict[int, Line], common: _Common) -> Bools:
-    """Which meetings of placed clocks are those of the same collective, by how far they are from its end."""
-    fits = np.zeros(len(meetings.clock), np.bool_)
-    for clock, line in lines.items():
-        rows = np.flatnonzero(meetings.clock == clock)
-        off_ns = line.place_all(meetings.end_ns[rows]) - common.end_ns[meetings.collective[rows]]
-        inside = _inliers((off_ns - np.median(off_ns)).astype(np.float64)) if len(rows) else off_ns > 0
-        fits[rows] = inside | (np.abs(off_ns) <= meetings.transfer_ns[rows])
-    return fits
 
 
 class _Spread(NamedTuple):
@@ -278,7 +350,13 @@ def _placements(
     meetings: Meetings, lines: dict[int, Line], common: _Common, reference: int
 ) -> Iterator[tuple[int, Placement]]:
     """Each clock in the middle of where it can be."""
-    fits = _fits(meetings, lines, common)
+    # Which meetings of placed clocks are those of the same collective, by how far they are from its end.
+    fits = np.zeros(len(meetings.clock), np.bool_)
+    for clock, line in lines.items():
+        rows = np.flatnonzero(meetings.clock == clock)
+        off_ns = line.place_all(meetings.end_ns[rows]) - common.end_ns[meetings.collective[rows]]
+        inside = _inliers((off_ns - np.median(off_ns)).astype(np.float64)) if len(rows) else off_ns > 0
+        fits[rows] = inside | (np.abs(off_ns) <= meetings.transfer_ns[rows])
     fitting = np.bincount(meetings.collective, fits, len(common.end_ns))
     is_placed = np.isin(meetings.clock, list(lines))
     met = meetings.take(is_placed & (fitting[meetings.collective] - fits > 0))

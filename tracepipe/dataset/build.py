@@ -96,13 +96,20 @@ def _found_at(path: str, output: str) -> tuple[list[Source], str]:
         if not there.is_folder:
             return [Source.of_object(there)], path.rpartition("/")[0]
         found = [
-            Source.of_object(one) for one in remote.listed(path) if _is_named(one.url.removeprefix(root))
+            Source.of_object(one)
+            for one in remote.listed(path)
+            if one.url.endswith(ENDINGS) and "/." not in f"/{one.url.removeprefix(root)}"
         ]
     else:
         is_folder = paths.is_folder(path)
         root = str((Path(path) if is_folder else Path(path).parent).absolute())
         files = sorted(_below(Path(path), Path(output))) if is_folder else [Path(path)]
-        found = list(map(_source_of, files))
+        found = []
+        for file in files:
+            try:
+                found.append(Source.of(str(file.absolute())))
+            except OSError as e:
+                raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
     if not found:
         raise InputError(
             "holds no recordings",
@@ -110,18 +117,6 @@ def _found_at(path: str, output: str) -> tuple[list[Source], str]:
             path=path,
         )
     return found, root
-
-
-def _source_of(file: Path) -> Source:
-    try:
-        return Source.of(str(file.absolute()))
-    except OSError as e:
-        raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
-
-
-def _is_named(place: str) -> bool:
-    """Whether what lies there below a folder is named as recordings are, and nothing of it is hidden."""
-    return place.endswith(ENDINGS) and not any(part.startswith(".") for part in place.split("/"))
 
 
 def _below(folder: Path, output: Path) -> Iterator[Path]:

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.dataset.alignment import Placement, align
+from tracepipe.dataset.alignment import Line, Meetings, Placement, align
 from tracepipe.dataset.host_clocks import related, relations
-from tracepipe.dataset.meetings import Line, Meetings
 from tracepipe.dataset.places import Dataset, asking, read_rows
 from tracepipe.errors import InputError
 from tracepipe.present.writing.table_formats import write_columns

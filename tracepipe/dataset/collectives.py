@@ -1,8 +1,13 @@
 """The collectives of one rank: what its GPUs ran to exchange data with other ranks.
 
-PyTorch's profiler names the operation, the process group and the number of each. In other recordings the
-name of a kernel states the operation, NCCL's calls state the group, and
-the order of its kernels is the number.
+PyTorch's profiler names the operation, the process group and the number of each. In other recordings the name
+of a kernel states the operation, and the order of its kernels is the number. The calls of NCCL that launched
+them state the group, in recordings with the hooks `nccl`:
+
+    ncclAllReduce(comm) ── group 9f21… ─┐        ncclGroupStart()
+      cuLaunchKernelEx ── launch 7 ─────┤        ncclAllReduce(comm)   ncclAllGather(other)
+                          kernel ───────┘        ncclGroupEnd()
+                                                   cuLaunchKernelEx ── which one? by the operation
 """
 
 from __future__ import annotations
@@ -10,14 +15,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.analyses.cuda_calls import values_by_names
-from tracepipe.analyses.gpu_work import GpuTime, communicates
+from tracepipe.analyses.cuda_calls import rows_named, values_by_names
+from tracepipe.analyses.gpu_work import KERNEL, GpuTime, communicates, gpu_work
+from tracepipe.analyses.nesting import NOBODY, nearest_of_some
 from tracepipe.analyses.steps import Steps
-from tracepipe.dataset.communicators import Asked, communicated
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store.run import Run
@@ -63,11 +68,22 @@ _OPERATIONS: Final = {
     "gather": re.compile(r"gather", re.IGNORECASE),
     "scatter": re.compile(r"scatter", re.IGNORECASE),
 }
+_CALL: Final = re.compile(r"p?nccl([A-Z]\w*)")
+_BEGINS, _ENDS = "GroupStart", "GroupEnd"
 _REMEMBERED: Final = 1 << 12
 UNKNOWN: Final = "not known"
 """The process group of a kernel of which only that is known that others of the rank have another one."""
 TOGETHER: Final = frozenset({"reduce_scatter", "all_reduce", "all_gather", "all_to_all", "barrier"})
 """Operations in which each rank needs something of every other, so that none leaves before all have come."""
+
+
+class Asked(NamedTuple):
+    """The request of a call of NCCL. `group` is "" if its communicator is not known."""
+
+    operation: str
+    group: str
+    size: int | None
+    elements: int | None
 
 
 @lru_cache(_REMEMBERED)
@@ -133,21 +149,101 @@ def _add_communicators(
     """Add what the calls of NCCL tell of kernels that name no group themselves; return what they do not."""
     if "" not in groups:
         return []
-    found = communicated(run, rows, operations, operation_of)
+    calls, unknown = _communicated(run, rows, operations)
     remarks = []
-    if found.unknown:
+    if unknown:
         remarks.append(
-            f"calls of NCCL whose process groups are not known: {found.unknown:,}. Record from before their "
+            f"calls of NCCL whose process groups are not known: {unknown:,}. Record from before their "
             "communicators are made."
         )
-    if not any(found.asked):
+    if not any(calls):
         return remarks  # as if all ranks were in one group
-    for at, place in enumerate(found.place.tolist()):
-        asked = found.asked[place] or Asked("", UNKNOWN, None, None)
+    for at, call in enumerate(calls):
+        asked = call or Asked("", UNKNOWN, None, None)
         groups[at] = groups[at] or asked.group
         sizes[at] = asked.size if sizes[at] is None else sizes[at]
         elements[at] = asked.elements if elements[at] is None else elements[at]
     return remarks
+
+
+def _communicated(run: Run, rows: Int64s, operations: list[str]) -> tuple[list[Asked | None], int]:
+    """For each of some kernels the call that it belongs to, None if several calls may be meant or none is
+    known; and the number of calls whose communicator is not known. The kernels are rows of their layer, by
+    their start, with the operations that their names state.
+    """
+    calls: list[Asked | None] = [None] * len(rows)
+    found = rows_named(run, "userspace", lambda name: _CALL.fullmatch(name) is not None)
+    if not len(found):
+        return calls, 0
+    asked, unknown = _requests(run, found)
+    layer = run.layer("userspace")
+    is_call = np.zeros(len(layer), np.bool_)
+    is_call[found[[request is not None for request in asked]]] = True
+    # The call that launched each kernel, NONE where it is not known.
+    work = gpu_work(run)
+    of_row = np.full(len(run.layer("gpu_kernel")), NONE, np.int64)
+    kernels = work.what == KERNEL
+    of_row[work.row[kernels]] = np.where(work.by_order[kernels], NONE, work.call[kernels])
+    of_kernel = of_row[rows]
+    launched = np.flatnonzero(of_kernel != NONE)
+    around = nearest_of_some(layer.parent, is_call, of_kernel[launched])
+    inside = around != NOBODY
+    known: dict[tuple[int, str], Asked | None] = {}
+    places = np.searchsorted(found, around[inside]).tolist()
+    for kernel, place in zip(launched[inside].tolist(), places, strict=True):
+        request, operation = asked[place] or (), operations[kernel]
+        key = id(request), operation  # equal requests are one object
+        if key not in known:
+            known[key] = _one(request, operation)
+        calls[kernel] = known[key]
+    return calls, unknown
+
+
+def _requests(run: Run, rows: Int64s) -> tuple[list[tuple[Asked, ...] | None], int]:
+    """The requests of calls of NCCL that may launch kernels, by their start: a collective, or the end of a
+    group of calls; None of others. Equal requests are one object. And the number of calls whose communicator
+    is not known.
+    """
+    layer, groups = run.layer("userspace"), dict[int | None, list[list[Asked]]]()
+    requests: list[tuple[Asked, ...] | None] = []
+    same: dict[tuple[Asked, ...], tuple[Asked, ...]] = {}
+    unknown, of = 0, run.values("userspace", rows, "name", "tid")
+    for name, tid, number in zip(of["name"], of["tid"], layer.args[rows].tolist(), strict=True):
+        function, of_thread = name[name.index("nccl") + 4 :], groups.setdefault(tid, [])
+        args = run.args.args(number) if number != NONE else {}
+        request: tuple[Asked, ...] | None = None
+        if function == _BEGINS:
+            of_thread.append([])
+        elif function == _ENDS:
+            # The end of the outermost one launches.
+            inner = of_thread.pop() if of_thread else []
+            if of_thread:
+                of_thread[-1] += inner
+            else:
+                request = tuple(inner)
+        elif "comm" in args and (operation := operation_of(function)):
+            group = args.get("group")
+            group = group if isinstance(group, str) else ""
+            one = Asked(operation, group, _number(args.get("group_ranks")), _number(args.get("count")))
+            unknown += not group
+            if of_thread:
+                of_thread[-1].append(one)
+            request = (one,)
+        requests.append(None if request is None else same.setdefault(request, request))
+    return requests, unknown
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else None
+
+
+def _one(asked: tuple[Asked, ...], operation: str) -> Asked | None:
+    """The one that a kernel is of: all have its group, or those with its operation have."""
+    for some in (asked, tuple(one for one in asked if one.operation == operation)):
+        groups = {one.group for one in some}
+        if len(groups) == 1 and "" not in groups:
+            return some[0] if len(some) == 1 else some[0]._replace(elements=None)
+    return None
 
 
 @lru_cache(_REMEMBERED)

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tracepipe.dataset.alignment import DRIFT_MAX_PPM, Alignment, Placement
-from tracepipe.dataset.meetings import Line
+from tracepipe.dataset.alignment import DRIFT_MAX_PPM, Alignment, Line, Placement
 from tracepipe.dataset.places import Rank
 from tracepipe.units import duration_text
 

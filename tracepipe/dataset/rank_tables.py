@@ -15,13 +15,12 @@ from tracepipe.analyses.gpu_work import (
     KERNEL,
     PURPOSES,
     WARPS,
-    GpuTime,
     Work,
     gpu_times,
     gpu_work,
     kinds_of,
 )
-from tracepipe.analyses.steps import Steps, loading_of, steps_of
+from tracepipe.analyses.steps import loading_of, steps_of
 from tracepipe.dataset import collectives
 from tracepipe.dataset.identity import identity_of
 from tracepipe.dataset.places import RANKS, Rank, Source
@@ -70,22 +69,36 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         raise InputError(
             "has a path that is not UTF-8, as the texts of a dataset are", "Rename it.", path=source.path
         )
+
+    def write(question: str, layer: str) -> None:
+        path = folder / f"{layer}.parquet"
+        with writing(str(path)), path.open("wb") as out:
+            write_question(run, question, out, "parquet")
+
     run = load_run(source.path, **(options or {}))
     facts, con = run.facts, run.connection
     identity = identity_of(facts.header, facts.trace_clock, source.path, root)
     # As many processes as processors are at work.
     con.execute("set threads = 1; create schema dataset")
-    for layer, columns in _OWN.items():
-        typed = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+    for layer, schema in _OWN.items():
+        typed = ", ".join(f"{name} {kind}" for name, kind in schema.items())
         con.execute(f"create table dataset.{layer} ({typed})")
     work = gpu_work(run)
     kinds = kinds_of(run, work)
     times, steps = list(gpu_times(work, kinds)), steps_of(run)
-    _put_steps(run, times, steps)
+    # A row for each step and GPU.
+    spans, loading = (steps.start_ns, steps.end_ns), loading_of(run)
+    for time in times:
+        columns = (
+            steps.number, object_column(steps.names), *spans, np.full(len(steps.number), time.gpu),
+            *time.spent(*spans), loading.covered_ns(*spans), time.idle_inside_ns(loading, *spans),
+        )  # fmt: skip
+        con.register("given", dict(zip(STEPS, columns, strict=True)))
+        con.execute("insert into dataset.steps select * from given")
     remarks = [*facts.remarks({}), *collectives.put_collectives(run, times, steps)]
     if len(work):
         con.register("work", _work_columns(run, work, kinds))
-        _write(run, _WORK, folder / "work.parquet")
+        write(_WORK, "work")
         con.unregister("work")
     (count,) = con.execute("select count(*) from dataset.collectives").fetchone()
     _, ahead_ns = _realtime(facts.header.start, facts.trace_clock)
@@ -104,25 +117,8 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         if con.execute(f"from dataset.{layer} limit 1").fetchone():
             questions[layer] = f"from dataset.{layer}"
     for layer, question in questions.items():
-        _write(run, question, folder / f"{layer}.parquet")
+        write(question, layer)
     return Written(row, remarks)
-
-
-def _write(run: Run, question: str, path: Path) -> None:
-    with writing(str(path)), path.open("wb") as out:
-        write_question(run, question, out, "parquet")
-
-
-def _put_steps(run: Run, times: list[GpuTime], steps: Steps) -> None:
-    """A row for each step and GPU."""
-    spans, loading = (steps.start_ns, steps.end_ns), loading_of(run)
-    for time in times:
-        columns = (
-            steps.number, object_column(steps.names), *spans, np.full(len(steps.number), time.gpu),
-            *time.spent(*spans), loading.covered_ns(*spans), time.idle_inside_ns(loading, *spans),
-        )  # fmt: skip
-        run.connection.register("given", dict(zip(STEPS, columns, strict=True)))
-        run.connection.execute("insert into dataset.steps select * from given")
 
 
 def _work_columns(run: Run, work: Work, kinds: Ints) -> dict[str, Any]:

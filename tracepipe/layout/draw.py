@@ -27,10 +27,9 @@ from tracepipe.layout.merging import EventQueue
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.summaries import BusyGpus, CpuUse, Summaries, ThreadWork
-from tracepipe.layout.threads import ThreadLayout
 from tracepipe.layout.timeline import Drawn, WarpChanges
 from tracepipe.layout.tree import Tree
-from tracepipe.layout.warps import WarpLayout
+from tracepipe.layout.warps import ThreadLayout, WarpLayout
 from tracepipe.units import counted
 
 # Longer lines than this count as several events.

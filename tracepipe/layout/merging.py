@@ -97,17 +97,15 @@ class Doubles:
             assert key is not None and shape is not None
             one = _One(int(events.ts_ns[place]), source, shape, events, place)
             self._wait(key, one)
-            if shape.type == "userspace" and (kernel := self._launched_by(one)) is not None:
-                self._wait((_BY_KERNEL, shape.pid, kernel), one)
-
-    def _launched_by(self, one: _One) -> str | None:
-        """The kernel that a call launches: an argument of a function, or the name that XLA gives the call."""
-        shape = one.shape
-        if shape.phase == "B" and LAUNCHES in shape.name:
-            kernel = one.args(self._tables).get(KERNEL)
-            return kernel if isinstance(kernel, str) else None
-        by_kernel = shape.phase == "X" and shape.has_launch and not IS_FUNCTION(shape.name)
-        return shape.name if by_kernel else None
+            if shape.type == "userspace":
+                # The kernel that a call launches: an argument of a function, or the name that XLA gives it.
+                kernel = None
+                if shape.phase == "B" and LAUNCHES in shape.name:
+                    kernel = one.args(self._tables).get(KERNEL)
+                elif shape.phase == "X" and shape.has_launch and not IS_FUNCTION(shape.name):
+                    kernel = shape.name
+                if isinstance(kernel, str):
+                    self._wait((_BY_KERNEL, shape.pid, kernel), one)
 
     def _wait(self, key: tuple[object, ...], one: _One) -> None:
         self._waiting.setdefault(key, {}).setdefault(one.source, []).append(one)

@@ -175,7 +175,7 @@ class BusyGpus:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._gpu: Int32s = np.zeros(0, np.int32)
-        """By row: the GPU whose stream it is, NONE where it is not a stream."""
+        """By row: the GPU whose stream it is, NONE where it is not a stream or there are too many GPUs."""
         self._counters = _Counters(rows, GPU_BUSY)
         self._stretches = Stretches()
 
@@ -183,8 +183,12 @@ class BusyGpus:
         """Take operations, of which `order` has the places in the order of time."""
         if not len(order):
             return
-        if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
-            self._gpu = np.append(self._gpu, np.array(new, np.int32))
+        first, tracks = len(self._gpu), self._rows.book.tracks
+        self._gpu = np.append(self._gpu, np.full(len(tracks) - first, NONE, np.int32))
+        for at, track in enumerate(tracks[first:], first):
+            is_stream = track.kind == "slices" and track.category == "gpu"
+            if is_stream and track.parent and self._counters.add_track(track.parent, BUSY_GPUS_MAX):
+                self._gpu[at] = track.parent.id
         row, kind = ops.columns["row"][order], ops.columns["kind"][order]
         places = np.flatnonzero((self._gpu[row] != NONE) & ((kind == BEGIN) | (kind == END)))
         if len(places):
@@ -192,13 +196,6 @@ class BusyGpus:
             ts_ns = ops.columns["ts"][order[places]]
             gpu, _, begin_ns, end_ns = self._stretches.ended_by(ts_ns, self._gpu[row[places]], delta)
             self._counters.add(gpu, begin_ns, end_ns)
-
-    def _gpu_of(self, track: Track) -> int:
-        """The GPU of a stream's track, NONE where it is not a stream's or there are too many GPUs."""
-        gpu = track.parent
-        if track.kind != "slices" or track.category != "gpu" or gpu is None:
-            return NONE
-        return gpu.id if self._counters.add_track(gpu, BUSY_GPUS_MAX) else NONE
 
     def draw(self) -> None:
         """Draw the counters at the end, when nothing is on a stream any more."""

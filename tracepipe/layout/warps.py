@@ -1,10 +1,13 @@
-"""Lays out warp batches: a slice for each warp on its hardware slot, and how many run at a time."""
+"""Lays out warp batches: a slice for each warp on its hardware slot, and how many run at a time. Events of
+single threads are on the tracks of their warps.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +20,7 @@ from tracepipe.event.columns import (
     Int32s,
     Int64s,
     Ints,
+    Three,
     distinct,
     grown,
     signed,
@@ -25,6 +29,8 @@ from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_SM, SM_ACTIVE_WARPS, 
 from tracepipe.event.model import Record
 from tracepipe.event.nesting import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, NO_ROW, STARTS, WarpStarts
 from tracepipe.event.ops import COUNTER, op_of
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args
 from tracepipe.event.warps import AT_ONCE_MAX, CROSSING, SMALL_MAX, PlacedWarps, joined_warps, nested
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
@@ -36,6 +42,7 @@ from tracepipe.layout.timeline import (
     WARP_COUNT,
     WARP_END,
     WARP_EXIT,
+    WARP_LANES,
     Kernel,
     Slices,
     Track,
@@ -366,13 +373,6 @@ class WarpLayout:
         self._launches = np.arange(1, LAUNCHES_MAX + 1, dtype=np.uint64)
         """The last launches whose warps were laid out, by the lower bits of their consecutive ids."""
 
-    def _mode(self, batch: PlacedWarps) -> str:
-        known = batch.sm is not None and batch.slot is not None
-        mode = self._options.warp_tracks
-        if mode == "auto" or (mode == "slot" and not known):
-            return "slot" if known else "logical"
-        return "logical" if mode == "sm" and batch.sm is None else mode
-
     def has_drawn(self, launch: int | None) -> bool:
         """Whether warps of a launch were laid out, so that exits of its threads are not drawn again."""
         return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
@@ -381,7 +381,11 @@ class WarpLayout:
         """Add a batch of the current events, in the order of time, for `starts` and `draw`."""
         if (launch := batch.launched.get("launch")) is not None:
             self._launches[launch % LAUNCHES_MAX] = launch
-        index, mode = batch.launched.get("gpu", 0), self._mode(batch)
+        index, mode = batch.launched.get("gpu", 0), self._options.warp_tracks
+        if mode in ("auto", "slot"):
+            mode = "logical" if batch.sm is None or batch.slot is None else "slot"
+        elif mode == "sm" and batch.sm is None:
+            mode = "logical"
         if index not in self._gpus:
             if len(self._gpus) >= GPUS_MAX:
                 self.beyond += len(batch)
@@ -445,7 +449,13 @@ class WarpLayout:
             gpu.counter_row = gpu.new_row(track)
         warps, order = run.warps, run.order
         begin_ns, stay_ns = (warps.ts_ns + warps.entry_ns)[order], run.stay_ns[order]
-        row = self._rows_of(gpu, run)
+        if run.mode == "slot" and warps.sm is not None and warps.slot is not None:
+            row = self._slot_rows(gpu, warps.sm[order], warps.slot[order])
+        else:
+            numbers = np.split(warps.warp[order], run.first[1:])
+            of_batches = zip(run.batches, numbers, strict=True)
+            rows = [self._logical_rows(gpu, one.launched, of.tolist()) for one, of in of_batches]
+            row = np.array([*chain.from_iterable(rows)], np.int32)
         slices = self._slices(gpu, run, row, flow)
         fate = gpu.slots.decide(len(gpu.tracks), run.sizes, run.bases_ns, begin_ns, stay_ns, row)
         end_ns = begin_ns + stay_ns
@@ -574,17 +584,6 @@ class WarpLayout:
         whole = [np.concatenate(pair)[by_warp] for pair in zip(columns, changes, strict=True)]
         return joined_slices([slices, of_ranges]), whole
 
-    def _rows_of(self, gpu: _Gpu, run: WarpRun) -> Int32s:
-        """The row of each warp in the order of a run. New tracks are made."""
-        warps, order = run.warps, run.order
-        if run.mode == "slot" and warps.sm is not None and warps.slot is not None:
-            return self._slot_rows(gpu, warps.sm[order], warps.slot[order])
-        rows: list[int] = []
-        numbers = np.split(warps.warp[order], run.first[1:])
-        for batch, of_batch in zip(run.batches, numbers, strict=True):
-            rows += self._logical_rows(gpu, batch.launched, of_batch.tolist())
-        return np.array(rows, np.int32)
-
     def _logical_rows(self, gpu: _Gpu, launched: Record, numbers: list[int]) -> list[int]:
         """The rows of some warps of one launch."""
         known, kernel, rows = gpu.sparse, _kernel_of(launched), []
@@ -617,20 +616,18 @@ class WarpLayout:
             sm, slot = int(sms[at]), int(slots[at])
             row = int(table[sm, slot]) if inside[at] else NO_ROW
             row = gpu.sparse.get((sm, slot), NO_ROW) if row == NO_ROW else row
-            rows[at] = row = self._slot_row(gpu, sm, slot) if row == NO_ROW else row
+            if row == NO_ROW and self._rows.tree.is_full:
+                row = self._shared_row(gpu)
+            elif row == NO_ROW:
+                group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_OF_SM + sm, SUMMARY)
+                sm_row = NO_ROW if self._summaries is None else self._rows.row_of(group)
+                row = gpu.new_row(self._rows.tree.slot(group, slot), sm_row)
+            rows[at] = row
             if inside[at]:
                 table[sm, slot] = row
             elif row != gpu.shared_row:
                 gpu.sparse[sm, slot] = row
         return rows
-
-    def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
-        """The row of a slot without one."""
-        if self._rows.tree.is_full:
-            return self._shared_row(gpu)
-        group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_OF_SM + sm, SUMMARY)
-        sm_row = NO_ROW if self._summaries is None else self._rows.row_of(group)
-        return gpu.new_row(self._rows.tree.slot(group, slot), sm_row)
 
     def _shared_row(self, gpu: _Gpu) -> int:
         if gpu.shared_row == NO_ROW:
@@ -686,3 +683,78 @@ class WarpLayout:
         if self._summaries is not None:
             self._summaries.finish(end_ns)
         return changes
+
+
+Of = tuple[Three | None, Three | None]
+"""Block and thread of an event, None each where it is not recorded."""
+
+
+class ThreadLayout:
+    """Draws events of single threads. A pair of B and E makes a slice for the warp, from its first thread's
+    entry to its last thread's exit. A record of a single entry or exit (I) is an instant.
+    """
+
+    def __init__(self, rows: Rows, options: LayoutOptions) -> None:
+        self._rows, self._options = rows, options
+        self._of: dict[int, dict[tuple[Any, ...], int]] = {}
+        self._inside: dict[tuple[Any, ...], int] = {}
+        self.beyond = 0
+        """Events that are not drawn, as there are too many tracks."""
+
+    def place(self, ts_ns: int, shape: Shape, of: Of, args: Args, dur_ns: int, launch: int | None) -> int:
+        """Draw one event `of` a block and a thread. Return its end, trace ns."""
+        where = _warp_of(*of, args)
+        gpu = shape.gpu or 0
+        key = (launch, shape.name, *where)
+        rows = self._of.setdefault(gpu, {})
+        row = rows.get(key)
+        if row is None and self._rows.tree.is_full:
+            self.beyond += 1
+            return ts_ns
+        if row is None:
+            group = self._rows.launch_group(gpu, shape.name, launch)
+            row = rows[key] = self._rows.new_row(
+                self._rows.tree.child(group, "slices", " ".join(where), len(rows), "warp")
+            )
+        if of[1] is not None:
+            args["thread"] = list(of[1])
+        nesting, name = self._rows.nesting, self._rows.name
+        if shape.phase == "X":
+            nesting.one(row, "X", ts_ns, dur_ns, name(shape.name), self._rows.keep_args(args))
+            return ts_ns + dur_ns
+        if shape.phase == "I" or self._options.thread_exits:
+            event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.pop("event", "event")
+            nesting.one(row, "I", ts_ns, None, name(f"thread {event}"), self._rows.keep_args(args))
+        if shape.phase == "I":
+            return ts_ns
+        begins, inside = shape.phase == "B", self._inside.get((gpu, *key), 0)
+        if (begins and inside == 0) or (not begins and inside <= 1):
+            nesting.one(row, shape.phase, ts_ns, None, name(" ".join((shape.name, *where))), NONE)
+        self._inside[(gpu, *key)] = max(0, inside + (1 if begins else -1))
+        return ts_ns
+
+    def close(self, gpu: int, end_ns: int) -> None:
+        """End what is still open on one GPU."""
+        for row in self._of.get(gpu, {}).values():
+            self._rows.nesting.close(row, end_ns)
+
+
+def _warp_of(block: Three | None, thread: Three | None, args: Record) -> tuple[str, str]:
+    """Block and warp of a thread, in words.
+
+    With y = z = 0, lane 0 of a warp has an x divisible by 32, for every size of the block. Elsewhere it
+    depends on the size, which such a record does not have: 32 neighbours in x are named as threads then.
+    """
+    if block is not None:
+        where = "block ({},{},{})".format(*block)
+    elif "block_x" in args:
+        where = f"block {args['block_x']}"
+    else:
+        where = f"occurrence {args.get('occurrence', 0)}"
+    if thread is None:
+        return where, "warp not recorded"
+    x, y, z = thread
+    if y == z == 0:
+        return where, f"warp {x // WARP_LANES}"
+    first = x // WARP_LANES * WARP_LANES
+    return where, f"threads ({first}–{first + WARP_LANES - 1},{y},{z})"

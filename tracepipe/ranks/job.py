@@ -23,6 +23,11 @@ PATH_MAX: Final = 1 << 20
 """
 
 
+def _answer(sql: str) -> cached_property[Columns]:
+    """The answer to a query, which is asked once."""
+    return cached_property(lambda job: job.engine.columns(sql))
+
+
 @dataclass
 class Job:
     """The ranks of a dataset, as an engine tells. Raises InputError where no rank used a GPU."""
@@ -49,25 +54,10 @@ class Job:
         """The host of each rank."""
         return dict(rows(self.ranks, "rank", "host"))
 
-    @cached_property
-    def steps(self) -> Columns:
-        """The columns of `queries.BY_STEP`."""
-        return self.engine.columns(queries.BY_STEP)
-
-    @cached_property
-    def groups(self) -> Columns:
-        """The columns of `queries.GROUPS`."""
-        return self.engine.columns(queries.GROUPS)
-
-    @cached_property
-    def members(self) -> Columns:
-        """The columns of `queries.MEMBERS_OF_GROUPS`."""
-        return self.engine.columns(queries.MEMBERS_OF_GROUPS)
-
-    @cached_property
-    def waited_for(self) -> Columns:
-        """The columns of `queries.WAITED_FOR`."""
-        return self.engine.columns(queries.WAITED_FOR)
+    steps = _answer(queries.BY_STEP)
+    groups = _answer(queries.GROUPS)
+    members = _answer(queries.MEMBERS_OF_GROUPS)
+    waited_for = _answer(queries.WAITED_FOR)
 
     @cached_property
     def stragglers(self) -> list[Straggler]:

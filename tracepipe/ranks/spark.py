@@ -89,7 +89,13 @@ def started(master: str = "") -> Iterator[_Spark]:
         except ImportError as e:
             hint = "pip install 'pyspark==VERSION', with the version of your cluster."
             raise LibraryMissing(f"ranks needs pyspark, which cannot be imported: {e}", hint) from e
-        _check_java()
+        # The script that starts Spark would say so on stderr.
+        home = os.environ.get("JAVA_HOME")
+        if not (shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")):
+            where = f"JAVA_HOME, which is {home}" if home else "PATH"
+            raise LibraryMissing(
+                f"Spark needs Java, which is not in {where}", "apt install openjdk-17-jre-headless"
+            )
         check_answers(master)
         logged = Path(folder, "log4j2.properties")
         logged.write_text(_LOGGED, encoding="utf-8")
@@ -114,16 +120,6 @@ def _session(builder: Any, master: str, logged: Path) -> Any:
             f"Spark did not start on {master}: {reason_of(e)}",
             "Check that the master runs, and has the version of the installed PySpark.",
         ) from e
-
-
-def _check_java() -> None:
-    """Whether there is a Java. Raises LibraryMissing: the script that starts Spark would say so on stderr."""
-    home = os.environ.get("JAVA_HOME")
-    if not (shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")):
-        where = f"JAVA_HOME, which is {home}" if home else "PATH"
-        raise LibraryMissing(
-            f"Spark needs Java, which is not in {where}", "apt install openjdk-17-jre-headless"
-        )
 
 
 def check_answers(master: str) -> None:

@@ -88,6 +88,18 @@ class Account:
         for note in self.notes:
             yield f"note: {note}"
 
+    def missing_lines(self, what: str) -> Iterator[str]:
+        """A line for each clock whose events could not be placed, which are `what`, and for each layer that
+        lost events.
+        """
+        for clock, count in self.unplaced.items():
+            yield (
+                f"{what}: {counted(count, 'event|events')} on {clock}, which has no clock pairs; "
+                f"--assume-offset {clock}=NS places {agree(count, 'it|them')}"
+            )
+        for layer, count in self.losses.items():
+            yield f"{LOST}{count} {layer} {agree(count, 'event|events happened and was|were not recorded')}"
+
     def outcome_lines(self, meanings: Mapping[str, str]) -> Iterator[str]:
         """A line for each kind of outcome."""
         for name, meaning in meanings.items():
@@ -139,13 +151,7 @@ def _of_one(account: Account) -> Iterator[str]:
             yield f"clock {stated['clock']}: was set or slept while recording, within {stated['bound_ns']} ns"
         elif stated["method"] == "assumed":
             yield f"clock {stated['clock']}: placed by an assumed offset, error unknown"
-    for clock, count in account.unplaced.items():
-        yield (
-            f"not drawn: {counted(count, 'event|events')} on {clock}, which has no clock pairs; "
-            f"--assume-offset {clock}=NS places {agree(count, 'it|them')}"
-        )
-    for layer, count in account.losses.items():
-        yield f"{LOST}{count} {layer} {agree(count, 'event|events happened and was|were not recorded')}"
+    yield from account.missing_lines("not drawn")
     if account.anchor:
         yield f"placed: {account.path} by {anchor_text(account.anchor)}"
 

@@ -15,7 +15,7 @@ from tracepipe.printable import printable
 from tracepipe.recording.account import fit_text
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.store.store import Facts
-from tracepipe.units import agree, counted, duration_text, size_text, three_digits
+from tracepipe.units import duration_text, size_text, three_digits
 
 _OUTCOMES = {
     "unclosed": "call|calls had no end: it|they is|are counted, but its|their length is not known",
@@ -43,13 +43,7 @@ def lacks(facts: Facts) -> Iterator[str]:
         else:
             by = f"{fit_text(known)}, " if method == "fit" else ""
             yield f"clock {clock}: {by}within {known['bound_ns']} ns of {facts.trace_clock}"
-    for clock, count in facts.unplaced.items():
-        yield (
-            f"left out: {counted(count, 'event|events')} on {clock}, which has no clock pairs; "
-            f"--assume-offset {clock}=NS places {agree(count, 'it|them')}"
-        )
-    for layer, count in facts.losses.items():
-        yield f"lost: {count} {layer} {agree(count, 'event|events happened and was|were not recorded')}"
+    yield from facts.missing_lines("left out")
 
 
 def facts_json(facts: Facts) -> dict[str, Any]:
