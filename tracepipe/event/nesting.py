@@ -286,12 +286,8 @@ class Nesting:
         self._flow, self._slices, self._all_overlap_rows = 1, 0, 0
         self._launches = Launches()
         self._ops: list[Op] = []
-        self._counted = Outcomes()
-
-    @property
-    def outcomes(self) -> Outcomes:
+        self.outcomes = Outcomes()
         """The counts so far of what did not nest as it should."""
-        return self._counted
 
     @property
     def row_count(self) -> int:
@@ -360,7 +356,7 @@ class Nesting:
     def early(self) -> list[Early]:
         """Kernels that started before their calls, since the last call."""
         found, self._launches.early = self._launches.early, []
-        self._counted.causality += len(found)
+        self.outcomes.causality += len(found)
         return found
 
     def events(self, events: TraceColumns, start: int, stop: int, warps: WarpStarts | None = None) -> None:
@@ -442,12 +438,12 @@ class Nesting:
         for at in (*first, *self._rows[row].overlap_rows):
             one = self._rows[at]
             if one.takes_begin(ts_ns) if end_ns is None else one.takes_slice(ts_ns, end_ns):
-                self._counted.overlaps += at != row
+                self.outcomes.overlaps += at != row
                 return at
-        self._counted.overlaps += 1
+        self.outcomes.overlaps += 1
         overlaps = self._rows[row].overlap_rows
         if len(overlaps) >= OVERLAP_ROWS_MAX or self._all_overlap_rows >= ALL_OVERLAP_ROWS_MAX:
-            self._counted.undrawn += 1
+            self.outcomes.undrawn += 1
             return NO_ROW
         self._all_overlap_rows += 1
         self._rows.append(Row(base=row, names=self._rows[row].names))
@@ -524,7 +520,7 @@ class Nesting:
             return
         at = self._row_of_end(on, ts_ns, name) if opened else NO_ROW
         if at == NO_ROW:
-            self._counted.no_begin += 1
+            self.outcomes.no_begin += 1
             self._ops.append((INSTANT, on, ts_ns, name, event, NO_BEGIN, 0, 0, NONE, NONE))
             return
         row = self._rows[at]
@@ -532,7 +528,7 @@ class Nesting:
         while (ended := row.pop())[0] != name:
             # longjmp, an exception or a lost record: the caller has returned, so this call has too.
             self._ops.append((END, at, ts_ns, ended[0], NONE, UNCLOSED, 0, 0, ended[1], NONE))
-            self._counted.unclosed += 1
+            self.outcomes.unclosed += 1
         self._ops.append((END, at, ts_ns, name, event, NO_MARK, 0, 0, ended[1], NONE))
 
     def _row_of_end(self, on: int, ts_ns: int, name: int) -> int:
@@ -580,7 +576,7 @@ class Nesting:
         """End and mark what is still open on a row and its overlap rows, at the end of the recording."""
         for at in (row, *self._rows[row].overlap_rows):
             one = self._rows[at]
-            self._counted.unclosed += len(one.open)
+            self.outcomes.unclosed += len(one.open)
             at_ns = max(ts_ns, one.last_ns)
             for name, slice_id, _, _ in reversed(one.open):
                 self._ops.append((END, at, at_ns, name, NONE, UNCLOSED, 0, 0, slice_id, NONE))
@@ -610,13 +606,8 @@ class NativeNesting:
 
     @property
     def outcomes(self) -> Outcomes:
-        return Outcomes(
-            self._count(_UNCLOSED),
-            self._count(_NO_BEGIN),
-            self._count(_OVERLAPS),
-            self._count(_UNDRAWN),
-            self._causality,
-        )
+        counted = (*map(self._count, (_UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN)), self._causality)
+        return Outcomes(*counted)
 
     @property
     def row_count(self) -> int:

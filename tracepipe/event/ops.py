@@ -95,7 +95,4 @@ class OpColumns:
 
     def op(self, at: int) -> Op:
         """One of the operations."""
-        kind, row, ts_ns, name, event, mark, flow, flow2, value, parent = (
-            int(self.columns[key][at]) for key in OP_COLUMNS
-        )
-        return kind, row, ts_ns, name, event, mark, flow, flow2, value, parent
+        return next(self.rows(np.array([at])))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -107,9 +106,7 @@ class Stacks:
         ends = np.cumsum(np.bincount(stack, minlength=len(omitted)))[: len(omitted)].astype(np.int64)
         self._ends.frombytes(ends.tobytes())
         for start, end in pairwise([0, *ends.tolist()]):
-            numbers = self._places[start:end]
-            innermost = numbers[0] if numbers else NONE
-            self._own.append(next((number for number in numbers if not is_library[number]), innermost))
+            self._own.append(self._own_frame(self._places[start:end]))
 
     def take(self, other: Stacks, number: int) -> int:
         """Add a stack of another recording and return its number here, NONE where there is no room for it."""
@@ -125,12 +122,15 @@ class Stacks:
             self.left_out += 1
             return False
         self._places.extend(numbers)
-        innermost = numbers[0] if numbers else NONE
-        self._own.append(next((number for number in numbers if not self.is_library[number]), innermost))
+        self._own.append(self._own_frame(numbers))
         self._lines.append(line)
         self._ends.append(len(self._places))
         self._omitted.append(omitted)
         return True
+
+    def _own_frame(self, numbers: Sequence[int]) -> int:
+        innermost = numbers[0] if numbers else NONE
+        return next((number for number in numbers if not self.is_library[number]), innermost)
 
     def _frame(self, frame: Frame) -> int | None:
         """The number of a frame; None where there is no room for it."""
@@ -159,18 +159,12 @@ class Stacks:
         unknown = is_late | ((numbers == NONE) & (ids != NONE) & (self.left_out == 0))
         return np.where(is_late, NONE, numbers), unknown
 
-    @property
-    def places(self) -> int:
-        """The number of frames of all stacks together."""
-        return len(self._places)
-
-    def placed(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The frames at some of these places: number of the stack, place in it, number of the frame."""
-        stack = bisect_right(self._ends, first)
-        for place in range(first, last):
-            while place >= self._ends[stack]:
-                stack += 1
-            yield stack, place - (self._ends[stack - 1] if stack else 0), self._places[place]
+    def rows(self) -> tuple[Int64s, Int64s, Int32s]:
+        """For each frame of each stack: the number of the stack, the place in it, the number of the frame."""
+        ends, frames = np.array(self._ends, np.int64), np.array(self._places, np.int32)
+        depths = np.diff(ends, prepend=0)
+        stack = np.repeat(np.arange(len(ends)), depths)
+        return stack, np.arange(len(frames)) - np.repeat(ends - depths, depths), frames
 
     def frames_of(self, number: int) -> array[int]:
         """The numbers of a stack's frames, innermost first."""
@@ -194,18 +188,16 @@ LAUNCHES_MAX = 1 << 16
 _NEITHER, _CALL, _WORK = range(3)
 
 
-def _part_of(shape: Shape, _: int) -> int:
-    """Whether the events of a shape are a launch's call, its work or neither."""
-    if not shape.has_launch or shape.phase == "E":
-        return _NEITHER
-    return _WORK if shape.on_stream else _CALL
-
-
 class LaunchStacks:
     """Remembers the stacks of the last launches. In the file, a call comes before its work."""
 
     def __init__(self, tables: Tables) -> None:
-        self._parts = ShapeColumn(tables, _part_of, np.uint8)
+        def part_of(shape: Shape, _: int) -> int:
+            if not shape.has_launch or shape.phase == "E":
+                return _NEITHER
+            return _WORK if shape.on_stream else _CALL
+
+        self._parts = ShapeColumn(tables, part_of, np.uint8)
         self._launches: Int64s = np.zeros(0, np.int64)
         self._stacks: Int64s = np.zeros(0, np.int64)
         """Indexed by the lower bits of a launch's id; empty until the first stack is read."""

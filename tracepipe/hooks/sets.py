@@ -26,7 +26,7 @@ from typing import Any, Final
 from tracepipe.errors import InputError
 from tracepipe.hooks.calls import CALL_SETS
 from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, OWN_LAYER, PROBED_LAYERS, Hook
-from tracepipe.hooks.names import did_you_mean
+from tracepipe.hooks.names import base_names, did_you_mean
 from tracepipe.hooks.signature import (
     Entry,
     ValueNames,
@@ -362,8 +362,4 @@ def _effects() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
 def effect_of(name: str) -> tuple[str, str]:
     """The effect of a successful call (`alloc`, …, `transfer`) and its direction; "" if unknown."""
     known, variants = _effects()
-    before = ""
-    while name not in known and name != before:
-        before = name
-        name = next((name.removesuffix(end) for end in variants if name.endswith(end)), name)
-    return known.get(name, ("", ""))
+    return next((known[base] for base in base_names(name, variants) if base in known), ("", ""))

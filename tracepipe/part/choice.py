@@ -264,7 +264,16 @@ class State:
             _put(self._last, (shape.type, shape.pid, shape.gpu, shape.name, *args), row)
             return
         if shape.is_switch:
-            self._take_switch(shape, args, row)
+            thread = shape.pid, shape.tid
+            if args.get("prev_state") in _OVER:  # it has ended: its rows are dropped
+                self._threads.pop(thread, None)
+                return
+            if thread not in self._threads:
+                _put(self._threads, thread, [NONE, NONE, NONE])
+            at = "BE".index(shape.phase) if shape.name == RUNNING else 2
+            self._threads[thread][at] = row
+            if at == 0:
+                self._threads[thread][1:] = NONE, NONE
             return
         in_use = shape.name == MEMORY_IN_USE
         if isinstance(args.get("total_bytes" if in_use else "total_allocated"), int):
@@ -274,19 +283,6 @@ class State:
             _put(self._live, (shape.pid, row if address is None else str(address)), row)
         elif shape.name.startswith("free"):
             self._live.pop((shape.pid, str(address)), None)
-
-    def _take_switch(self, shape: Shape, args: Args, row: int) -> None:
-        """Take a scheduling event of a thread. The rows of a thread that has ended are dropped."""
-        key = shape.pid, shape.tid
-        if args.get("prev_state") in _OVER:
-            self._threads.pop(key, None)
-            return
-        if key not in self._threads:
-            _put(self._threads, key, [NONE, NONE, NONE])
-        at = "BE".index(shape.phase) if shape.name == RUNNING else 2
-        self._threads[key][at] = row
-        if at == 0:
-            self._threads[key][1:] = NONE, NONE
 
     def rows(self) -> list[int]:
         """The rows that describe the state."""

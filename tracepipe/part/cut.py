@@ -57,7 +57,13 @@ def write_part(
             if stretch.start_ns >= stretch.end_ns:
                 raise TracepipeError("The window is empty.", "Give an end after its start.")
             reading = Reading(opened, path, strict=options.strict, progress=progress)
-            chosen = _chosen(opened, reading, stretch)
+            choice, first = Choice(opened.recording.tables, stretch), 0
+            reading.relieve = choice.relieve
+            for batch, placed in reading.both():
+                count = len(batch.events)  # before they are chosen, as both share columns
+                choice.add_batch(placed, first)
+                first += count
+            chosen = choice.finish()
             account, footer = reading.finish(), reading.footer
             info = TraceInfo(trace_clock, header=_header(opened, stretch))
         writer = EventFileWriter(out, info)
@@ -83,18 +89,6 @@ def _first_ns(batch: TraceBatch) -> int:
         if isinstance(other, PlacedWarps) and len(other)
     )
     return min([int(times.min(initial=TIME_LIMIT_NS)), *of_warps])
-
-
-def _chosen(opened: OpenRecording, reading: Reading, stretch: Stretch) -> Chosen:
-    """Choose the rows of the part."""
-    choice = Choice(opened.recording.tables, stretch)
-    reading.relieve = choice.relieve
-    first = 0
-    for batch, placed in reading.both():
-        count = len(batch.events)
-        choice.add_batch(placed, first)
-        first += count
-    return choice.finish()
 
 
 def _header(opened: OpenRecording, stretch: Stretch) -> Header:

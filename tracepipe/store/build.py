@@ -475,8 +475,8 @@ class _Building:
                 for frame, is_library in zip(stacks.frames, stacks.is_library, strict=True)
             ],
         )
-        places = np.array([*stacks.placed(0, stacks.places)], np.int32).reshape(-1, 3)
-        self._writer.put("stack_frames", dict(zip(("stack", "depth", "frame"), places.T, strict=True)))
+        columns = (column.astype(np.int32) for column in stacks.rows())
+        self._writer.put("stack_frames", dict(zip(("stack", "depth", "frame"), columns, strict=True)))
 
     def _put_shapes(self, shapes: Any) -> None:
         columns: Rows = {name: shapes[name] for name in SHAPES if name != "shape"}
