@@ -202,19 +202,19 @@ def outlived() -> Iterator[None]:
         signal.signal(_ASKING, before)
 
 
+@dataclass
 class Interrupts:
     """The signals received since the command was forked; `stopped`: the control ended the recording."""
 
-    def __init__(self, control: Control | None) -> None:
-        self._control = control
-        self.target: Target | None = None
-        self.count = 0
-        self.stopped = False
-        self.asked = 0
-        """How often a flight recorder was asked to write, or a window to begin or to end."""
-        self.asked_by = ""
-        self._control_asked = 0
-        self._kill_at_s = 0.0
+    control: Control | None
+    target: Target | None = None
+    count: int = 0
+    stopped: bool = False
+    asked: int = 0
+    """How often a flight recorder was asked to write, or a window to begin or to end."""
+    asked_by: str = ""
+    _control_asked: int = 0
+    _kill_at_s: float = 0.0
 
     def wait(self, timeout_s: float) -> None:
         """Wait, receive the signals that arrived, and end the command or the recording if they ask for it."""
@@ -226,12 +226,12 @@ class Interrupts:
                 self.asked, self.asked_by = self.asked + 1, "SIGUSR2"
                 continue
             self._interrupt(received.si_signo, is_sent=received.si_code == _SI_KERNEL)
-        if self._control is not None and not self.stopped and self._control.is_over():
+        if self.control is not None and not self.stopped and self.control.is_over():
             self.stopped = True
             if self.target is not None and not self.count:
                 self._interrupt(signal.SIGINT)
-        if self._control is not None and self._control.asked > self._control_asked:
-            self._control_asked, self.asked, self.asked_by = self._control.asked, self.asked + 1, "write_now"
+        if self.control is not None and self.control.asked > self._control_asked:
+            self._control_asked, self.asked, self.asked_by = self.control.asked, self.asked + 1, "write_now"
         if self._kill_at_s and time.monotonic() >= self._kill_at_s and self.target is not None:
             self.target.send(signal.SIGKILL)
 

@@ -815,7 +815,7 @@ class Bpftrace:
         self._errors, source = os.memfd_create("errors"), os.memfd_create("capture.bt")
         os.write(source, script.text().encode())
         self.asked_points = self.found_points = script.attach_points
-        self.has_ended = self._is_greeted = self._is_closed = False
+        self.has_ended = self._is_greeted = False
         pages = max(buffer_bytes // resource.getpagesize(), 8)
         several = {
             ("MAX_PROBES", "MAX_BPF_PROGS"): 2 * self.asked_points + 64,
@@ -891,9 +891,6 @@ class Bpftrace:
 
     def close(self) -> None:
         """Kill it, and let the kernel detach its probes in the background."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         self._process.kill()
         assert self._process.stdout is not None
         self._process.stdout.close()

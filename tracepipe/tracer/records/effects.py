@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Probe
@@ -147,14 +147,12 @@ class Done:
             lines.event(self.ts_ns, head, *where, args[1:])
 
 
+@dataclass(slots=True)
 class _Thread:
     """The open calls of a thread, outermost first, and when it last reported each kind of effect."""
 
-    __slots__ = ("open", "reported_ns")
-
-    def __init__(self) -> None:
-        self.open: list[tuple[_Effect, int, Words]] = []
-        self.reported_ns: dict[str, int] = {}
+    open: list[tuple[_Effect, int, Words]] = field(default_factory=list)
+    reported_ns: dict[str, int] = field(default_factory=dict)
 
 
 class _Effect:
