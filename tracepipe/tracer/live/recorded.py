@@ -27,7 +27,7 @@ _OF_SCHEDULER = {
 _OF_MEMORY = frozenset({"memory", "transfer"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rule:
     """The events of a shape become rows with this kind and id, of a thread, which `comm` names if it is not
     empty. `is_dated`: their times are of the recording's own clock. `operation` is the name of the
@@ -130,26 +130,24 @@ class RecordedTotals:
         """The rule for the events of a shape."""
         shape = tables.shapes[number]
         assert shape is not None
-        tid, pid = shape.tid or 0, shape.pid or 0
-        rule = _Rule(tid, pid, "" if shape.on_stream else shape.comm or "", shape.clock is None)
+        comm = "" if shape.on_stream else shape.comm or ""
+        rule = _Rule(shape.tid or 0, shape.pid or 0, comm, shape.clock is None)
         if shape.type in _OF_MEMORY and shape.phase != "E":
-            operation = shape.name + " (GPU)" * shape.on_stream
-            rule = replace(rule, operation=operation, is_copy=shape.type == "transfer")
+            rule.operation = shape.name + " (GPU)" * shape.on_stream
+            rule.is_copy = shape.type == "transfer"
         is_call = shape.type != "gpu_thread" and (shape.type not in _OF_MEMORY or shape.on_stream)
         if shape.type == "scheduler" and (kind := _OF_SCHEDULER.get((shape.name, shape.phase))):
-            rule = replace(rule, kind=kind)
+            rule.kind = kind
         elif shape.type == "syscall" and (kind := _OF_SYSCALLS.get(shape.phase)):
-            syscall = self._syscall_numbers.setdefault(shape.name, len(self._syscall_numbers))
-            self._syscalls[syscall] = shape.name
-            rule = replace(rule, kind=kind, number=syscall)
+            rule.kind = kind
+            rule.number = self._syscall_numbers.setdefault(shape.name, len(self._syscall_numbers))
+            self._syscalls[rule.number] = shape.name
         elif is_call:
             if shape.on_stream:  # each stream is a thread, with a negative id
-                tid, pid = -1 - (shape.stream or 0), -1 - (shape.gpu or 0)
+                rule.tid, rule.pid = -1 - (shape.stream or 0), -1 - (shape.gpu or 0)
             function = Function(shape.type, shape.name, shape.phase == "I", shape.layer or "")
             if function not in self._numbers:
                 self._numbers[function] = totals.add_function(function)
-            rule = replace(
-                rule, tid=tid, pid=pid, kind=_OF_PHASE[shape.phase], number=self._numbers[function]
-            )
+            rule.kind, rule.number = _OF_PHASE[shape.phase], self._numbers[function]
         self._rules[number] = rule
         return rule
