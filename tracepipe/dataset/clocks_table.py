@@ -77,8 +77,9 @@ def write_alignment(dataset: Dataset) -> Aligned:
         else:
             row |= asdict(place.line) | asdict(place)
         rows.append(row)
-    with dataset.part_at(_PLACE) as part:
-        write_columns({column: [row.get(column) for row in rows] for column in SCHEMA}, SCHEMA, part)
+    columns = {name: (kind, [row.get(name) for row in rows]) for name, kind in SCHEMA.items()}
+    with dataset.part_at(_PLACE) as part, part.open("wb") as out:
+        write_columns(columns, out, "parquet")
     return aligned
 
 

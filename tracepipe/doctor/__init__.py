@@ -19,7 +19,7 @@ from tracepipe.printable import printable
 from tracepipe.tracer.machine.facts import Machine, this_machine
 from tracepipe.tracer.request import DEFAULT_LAYERS, Notify
 
-__all__ = ["AREAS", "Diagnosis", "as_json", "can_capture", "examine", "report"]
+__all__ = ["AREAS", "Diagnosis", "as_json", "can_capture", "examine"]
 
 # Area → its examination, in the order of the report; each sees the earlier results.
 AREAS: dict[str, Area] = {
@@ -73,10 +73,8 @@ def diagnosis_lines(
         detail = printable(f"{diagnosis.name.ljust(names)}  {'the same' if is_same else diagnosis.detail}")
         before = diagnosis.detail
         indent = " " * (areas + names + 6)
-        left, after = (
-            width - len(start) - 2,
-            len(indent) - len(start) - 2,
-        )  # columns of a line, and of its indent
+        # The columns of a line, and of its indent.
+        left, after = width - len(start) - 2, len(indent) - len(start) - 2
         lines = [detail]
         if left >= after + 20:
             lines = textwrap.wrap(detail, left, subsequent_indent=" " * after, break_on_hyphens=False)

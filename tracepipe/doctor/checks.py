@@ -10,8 +10,8 @@ from typing import Final, Literal, TypeVar
 from tracepipe.doctor.trials import Timing, Trials
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.find.kernel import HOW_TO_MOUNT
-from tracepipe.tracer.gpu.build.driver import Driver, Version
-from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Toolchain
+from tracepipe.tracer.gpu.build.driver import Version
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part
 from tracepipe.tracer.gpu.engines.counters import ADMIN_ONLY_HINT
 from tracepipe.tracer.machine.facts import CAPABILITIES, Machine
 from tracepipe.tracer.machine.refusals import OLDEST, SUDO, Operation, check_file_systems, explain
@@ -310,44 +310,36 @@ def gpu(examination: Examination) -> Iterator[Diagnosis]:
         return
     trials = examination.trials
     toolchain = trials.toolchain()
-    yield from _cuda_driver(toolchain.driver)
-    bad: State = FAILS if toolchain.driver.gpus else ABSENT
+    driver = toolchain.driver
+    bad: State = FAILS if driver.gpus else ABSENT
+    if driver.cuda == (0, 0):
+        yield Diagnosis("gpu", "CUDA", ABSENT, driver.error or "gives no version", _INSTALL_DRIVER)
+    else:
+        yield Diagnosis("gpu", "CUDA", WORKS, f"{_dots(driver.cuda)}, by the driver")
+        named = [f"{index}: {gpu.name}, {gpu.architecture}" for index, gpu in enumerate(driver.gpus)]
+        if named:
+            yield Diagnosis("gpu", "GPUs", WORKS, "; ".join(named))
+        else:
+            yield Diagnosis("gpu", "GPUs", FAILS, driver.error or "CUDA sees none", _SHOW)
     yield _row("g++", bad, toolchain.gxx)
     yield _row("nvcc", bad, toolchain.nvcc)
     yield _row("sanitizer", bad, lambda: toolchain.part("sanitizer"))
     yield _row("CUPTI", bad, lambda: toolchain.part("cupti"))
-    if toolchain.driver.gpus:
+    if driver.gpus:
         yield _row("kernels", bad, lambda: trials.build_kernels(toolchain))
-        yield _counters(examination, toolchain)
-        if examination.machine.profiles_for_admins and (uid := toolchain.owner.uid):  # the command samples
+        # As far as it is known without sampling.
+        row = _row("counters", FAILS, lambda: trials.build_sampler(toolchain))
+        for_admins = examination.machine.profiles_for_admins
+        if row.state == WORKS and for_admins:
+            row = replace(row, state=LIMITED, detail="the driver lets only administrators profile")
+            if examination.machine.euid != 0:
+                row = replace(row, state=FAILS, fix=ADMIN_ONLY_HINT)
+        yield row
+        if for_admins and (uid := toolchain.owner.uid):  # the command samples
             detail = f"the driver lets only administrators profile, and commands run as user {uid}"
             yield Diagnosis("gpu", "stalls", FAILS, detail, _LET_PROFILE)
         else:
             yield Diagnosis("gpu", "stalls", WORKS, "commands may sample what warps wait for")
-
-
-def _cuda_driver(driver: Driver) -> Iterator[Diagnosis]:
-    if driver.cuda == (0, 0):
-        yield Diagnosis("gpu", "CUDA", ABSENT, driver.error or "gives no version", _INSTALL_DRIVER)
-        return
-    yield Diagnosis("gpu", "CUDA", WORKS, f"{_dots(driver.cuda)}, by the driver")
-    if not driver.gpus:
-        yield Diagnosis("gpu", "GPUs", FAILS, driver.error or "CUDA sees none", _SHOW)
-        return
-    named = [f"{index}: {gpu.name}, {gpu.architecture}" for index, gpu in enumerate(driver.gpus)]
-    yield Diagnosis("gpu", "GPUs", WORKS, "; ".join(named))
-
-
-def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
-    """A row on sampling the GPUs' hardware, as far as that is known without sampling."""
-    machine = examination.machine
-    row = _row("counters", FAILS, lambda: examination.trials.build_sampler(toolchain))
-    if row.state != WORKS or not machine.profiles_for_admins:
-        return row
-    row = replace(row, detail="the driver lets only administrators profile")
-    if machine.euid == 0:
-        return replace(row, state=LIMITED)
-    return replace(row, state=FAILS, fix=ADMIN_ONLY_HINT)
 
 
 def _row(name: str, bad: State, find: Callable[[], Compiler | Part | Path]) -> Diagnosis:

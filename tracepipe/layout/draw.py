@@ -95,14 +95,8 @@ class Layout:
     def outcomes(self) -> Outcomes:
         """The counts so far of what did not go as it should."""
         outcomes = self._rows.nesting.outcomes
-        return Outcomes(
-            outcomes.unclosed + self._warps.unclosed,
-            outcomes.no_begin,
-            outcomes.overlaps,
-            outcomes.undrawn,
-            outcomes.causality,
-            self._beyond + self._threads.beyond + self._warps.beyond,
-        )
+        beyond = self._beyond + self._threads.beyond + self._warps.beyond
+        return replace(outcomes, unclosed=outcomes.unclosed + self._warps.unclosed, beyond=beyond)
 
     @property
     def doubled(self) -> int:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from tracepipe.errors import QueryError
-from tracepipe.present.writing.table_formats import write_table
+from tracepipe.present.writing.table_formats import write_columns
 from tracepipe.printable import json_pieces, json_text, printable
 from tracepipe.sql.processor import Answer
 from tracepipe.sql.tables import Rows
-from tracepipe.store.tables import connect, object_column
 
 _NULL = "–"
 _KINDS: Final[dict[str, set[type]]] = {
     "varchar": {str}, "bigint": {int}, "double": {int, float}, "blob": {bytes},
 }  # fmt: skip
-_MEMORY_MB: Final = 500
 _SHOWN_MAX = 100_000
 """The rows of a table for people, whose columns are as wide as the widest text in any row."""
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
     """Columns, and an object for each row; bytes become hexadecimal digits."""
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in _without_bytes(answer)]
+    plain = ([one.hex() if isinstance(one, bytes) else one for one in row] for row in answer.rows)
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in plain]
     return {"columns": answer.columns, "rows": rows}
-
-
-def _without_bytes(answer: Answer) -> list[list[Any]]:
-    """Rows for formats that have no bytes."""
-    return [[value.hex() if isinstance(value, bytes) else value for value in row] for row in answer.rows]
 
 
 def table_lines(answer: Answer) -> Iterator[str]:
@@ -70,34 +62,17 @@ def write_answer(answer: Answer, form: str, out: BinaryIO) -> None:
         return
     if not answer.columns:
         raise QueryError("The last statement has no rows.")
-    _write_values(answer.columns, answer.rows, form, out)
-
-
-def _write_values(names: list[str], rows: list[list[Any]], form: str, out: BinaryIO) -> None:
-    """Write the values of an answer, whose columns have a type if all of their values have it."""
-    columns, shown = {}, []
-    for at, name in enumerate(names):
-        values = [row[at] for row in rows]
+    columns: dict[str, tuple[str, list[Any]]] = {}
+    for at, name in enumerate(answer.columns):
+        # A column has a type if all of its values have it.
+        values = [row[at] for row in answer.rows]
         kinds = {type(value) for value in values if value is not None}
         kind = next((kind for kind, types in _KINDS.items() if kinds <= types), "varchar")
         if kind == "varchar" or (kind == "blob" and form == "csv"):
-            kind, values = "varchar", [_plain(value) for value in values]
-        columns[f"column_{at}"] = object_column(values)
-        quoted = name.replace('"', '""')
-        shown.append(f'column_{at}::{kind} as "{quoted}"')
-    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
-        connection = connect(":memory:", Path(folder), memory_mb=_MEMORY_MB)
-        try:
-            connection.register("given", columns)
-            write_table(connection, f"select {', '.join(shown)} from given", out, form)
-        finally:
-            connection.close()
-
-
-def _plain(value: object) -> str | None:
-    if value is None:
-        return None
-    return value.hex() if isinstance(value, bytes) else str(value)
+            plain = (value.hex() if isinstance(value, bytes) else value for value in values)
+            kind, values = "varchar", [None if value is None else str(value) for value in plain]
+        columns[name] = kind, values
+    write_columns(columns, out, form)
 
 
 def write_rows(rows: Rows, form: str, out: BinaryIO) -> int:

@@ -70,7 +70,8 @@ class Rows:
     """The rows of an answer, which are made as they are read."""
 
     def __init__(self, connection: DuckDBPyConnection, question: str, folder: Path, path: str) -> None:
-        self._connection, self._question, self._folder, self._path = connection, question, folder, path
+        self._connection, self._question, self._folder = connection, question, folder
+        self._errors = str(folder / _DATASET), path
         answer = connection.sql(question)
         self.columns = all_different(answer.columns)
         """The names, each of which is there once."""
@@ -87,10 +88,10 @@ class Rows:
 
     def parts(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows, some at a time. Raises QueryError."""
-        with self._translated():
+        with _translated(*self._errors):
             self._connection.execute(self._converted("json"))
         while True:
-            with self._translated():
+            with _translated(*self._errors):
                 rows = self._connection.fetchmany(_ROWS_OF_PART)
             if not rows:
                 return
@@ -98,15 +99,10 @@ class Rows:
 
     def write(self, form: str, out: BinaryIO) -> int:
         """Write the rows in one of `table_formats.FORMATS`, and return their number. Raises QueryError."""
-        with self._translated():
+        with _translated(*self._errors):
             return write_table(
                 self._connection, self._converted(form), out, form, str(self._folder / _ANSWER)
             )
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        with _translated(str(self._folder / _DATASET), self._path):
-            yield
 
 
 @contextmanager
@@ -126,7 +122,13 @@ def query_dataset(path: str, sql: str) -> Iterator[Rows]:
             with _translated(str(link), path):
                 connection.execute("set allow_community_extensions = false")
                 _open_only(connection, folder)
-                _make_tables(connection, dataset, link)
+                connection.execute(_PLACED)
+                layers = {layer: _files(link, layer) for layer in dataset.layers() if _LAYER.fullmatch(layer)}
+                if {RANKS, _ALIGNMENT} <= set(layers):
+                    sql_of_clocks = _CLOCKS.format(ranks=layers[RANKS], alignment=layers[_ALIGNMENT])
+                    connection.execute(sql_of_clocks)
+                for layer, files in layers.items():
+                    connection.execute(f'create view "{layer}" as {_select(connection, layer, files)}')
                 rows = _answer(connection, sql, folder, path)
             yield rows
         finally:
@@ -172,21 +174,10 @@ def _open_only(connection: DuckDBPyConnection, folder: Path) -> None:
     connection.execute("set enable_external_access = false")
 
 
-def _make_tables(connection: DuckDBPyConnection, dataset: Dataset, link: Path) -> None:
-    connection.execute(_PLACED)
-    layers = [layer for layer in dataset.layers() if _LAYER.fullmatch(layer)]
-    if RANKS in layers and _ALIGNMENT in layers:
-        ranks, alignment = _files(link, RANKS), _files(link, _ALIGNMENT)
-        connection.execute(_CLOCKS.format(ranks=ranks, alignment=alignment))
-    for layer in layers:
-        connection.execute(f'create view "{layer}" as {_select(connection, layer, _files(link, layer))}')
-
-
 def _files(link: Path, layer: str) -> str:
     """The SQL that reads all files of a layer."""
-    if layer == _ALIGNMENT:
-        return f"read_parquet({_text(f'{link}/layer={layer}/*.parquet')})"
-    return files_of(link / f"layer={layer}")
+    folder = link / f"layer={layer}"
+    return f"read_parquet({_text(f'{folder}/*.parquet')})" if layer == _ALIGNMENT else files_of(folder)
 
 
 def _select(connection: DuckDBPyConnection, layer: str, files: str) -> str:

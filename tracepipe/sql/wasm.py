@@ -246,15 +246,10 @@ class _InProcessBackend(TraceProcessorBackend):
         if result.error:
             raise _refused(result.error)
 
-    def compute_metric(self, metrics: list[str]) -> Any:
-        return self._request("TPM_COMPUTE_METRIC", compute_metric_args={"metric_names": metrics})[
-            0
-        ].metric_result
-
     def _is_not_here(self, *_args: Any, **_named: Any) -> Any:
         raise NotImplementedError("only SQL is run in this process")
 
-    trace_summary = enable_metatrace = disable_and_read_metatrace = export = _is_not_here
+    compute_metric = trace_summary = enable_metatrace = disable_and_read_metatrace = export = _is_not_here
 
     def close(self) -> None:
         self._module.close()

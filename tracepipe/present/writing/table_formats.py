@@ -33,7 +33,7 @@ TYPES: Final = {
 _FORMULA, _NUMBER = r"^[=+\-@＝＋－＠\t\r\n]", r"^[+-]?[0-9]+(\.[0-9]+)?$"
 # The rows of a row group of Parquet, for which it has least and greatest values; and of a batch of Arrow.
 _ROWS_OF_GROUP, _ROWS_OF_BATCH = 1 << 16, 1 << 13
-_MEMORY_MB: Final = 300
+_MEMORY_MB, _COLUMNS_MEMORY_MB = 300, 500
 
 
 def write_table(
@@ -77,20 +77,20 @@ def write_question(run: Run, question: str, out: BinaryIO, to: str) -> None:
     run.store.ask(write)
 
 
-def write_columns(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str], path: Path) -> None:
-    """Write columns of one length as Parquet. `types` has the names of types as `TYPES` has them, or a type
-    of DuckDB. Raises as `write_table`.
-    """
-    of_name = {name: kind for kind, name in TYPES.items()}
-    table = {name: object_column(columns[name]) for name in types}
-    names = ", ".join(f'"{name}"::{of_name.get(kind, kind)} as "{name}"' for name, kind in types.items())
-    connection = connect(":memory:", path.parent, memory_mb=_MEMORY_MB, threads=1)
-    try:
-        connection.register("given", table)
-        with path.open("wb") as out:
-            write_table(connection, f"select {names} from given", out, "parquet")
-    finally:
-        connection.close()
+def write_columns(columns: Mapping[str, tuple[str, Sequence[Any]]], out: BinaryIO, to: str) -> None:
+    """Write columns of one length, each with its type of DuckDB. Raises as `write_table`."""
+    table, shown = {}, []
+    for at, (name, (kind, values)) in enumerate(columns.items()):
+        table[f"column_{at}"] = object_column(values)
+        quoted = name.replace('"', '""')
+        shown.append(f'column_{at}::{kind} as "{quoted}"')
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+        connection = connect(":memory:", Path(folder), memory_mb=_COLUMNS_MEMORY_MB)
+        try:
+            connection.register("given", table)
+            write_table(connection, f"select {', '.join(shown)} from given", out, to)
+        finally:
+            connection.close()
 
 
 def _is_new_file(out: BinaryIO) -> bool:
