@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,18 +226,12 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
     return Alignment(reference, placements, dict(sorted(refused.items())))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Common:
-    """By collective, its end on the reference clock, and whether a placed clock tells it."""
-
-    end_ns: Int64s
-    is_known: Bools
+_UNKNOWN_NS: Final = -(1 << 63)
 
 
-def _common_ends(meetings: Meetings, lines: dict[int, Line]) -> _Common:
-    """The median of the ends that the placed clocks have of each collective."""
-    count = int(meetings.collective.max(initial=-1)) + 1
-    known, end_ns = np.zeros(count, np.bool_), np.zeros(count, np.int64)
+def _common_ends(meetings: Meetings, lines: dict[int, Line]) -> Int64s:
+    """The median of the ends that placed clocks have of each collective, _UNKNOWN_NS where none has one."""
+    end_ns = np.full(int(meetings.collective.max(initial=-1)) + 1, _UNKNOWN_NS)
     placed = np.isin(meetings.clock, list(lines))
     some = meetings.take(placed)
     ns = _placed_ns(some.clock, some.end_ns, lines)
@@ -248,8 +242,7 @@ def _common_ends(meetings: Meetings, lines: dict[int, Line]) -> _Common:
         last = np.append(first[1:], len(collective)) - 1
         low, high = ns[(first + last) // 2], ns[(first + last + 1) // 2]
         end_ns[collective[first]] = low + (high - low) // 2
-        known[collective[first]] = True
-    return _Common(end_ns, known)
+    return end_ns
 
 
 def _placed_ns(clock: Int64s, ns: Int64s, lines: dict[int, Line]) -> Int64s:
@@ -259,14 +252,14 @@ def _placed_ns(clock: Int64s, ns: Int64s, lines: dict[int, Line]) -> Int64s:
     return place_each(ns, *of_clock[clock].T)
 
 
-def _fitted(own: Meetings, common: _Common) -> Line | str:
+def _fitted(own: Meetings, common_ns: Int64s) -> Line | str:
     """The line through the ends of one clock; why there is none, "" while it shares too few collectives."""
-    shared = common.is_known[own.collective] if len(own.collective) else np.zeros(0, np.bool_)
+    shared = common_ns[own.collective] != _UNKNOWN_NS
     if np.count_nonzero(shared) < LEAST_SHARED:
         return ""
     own = own.take(shared).of_short_transfers()
     at_ns = own.end_ns
-    base_ns, ahead_ns = int(at_ns[0]), common.end_ns[own.collective] - at_ns
+    base_ns, ahead_ns = int(at_ns[0]), common_ns[own.collective] - at_ns
     first_ns = int(ahead_ns[0])
     away = (at_ns - base_ns).astype(np.float64)
     off = (ahead_ns - first_ns).astype(np.float64)
@@ -317,21 +310,15 @@ def _inliers(off_ns: NDArray[np.float64]) -> Bools:
     return inside
 
 
-class _Spread(NamedTuple):
-    """How near the ends of a clock's collectives are to the common ends: a placement without a bound, by how
-    much its line may be off at either end, and the median transfer.
+def _spread(
+    own: Meetings, line: Line, common_ns: Int64s, *, is_reference: bool
+) -> tuple[Placement, float, float]:
+    """How near the ends of the collectives that a clock shares with others are to the common ends: a
+    placement without a bound, by how many ns its line may be off at either end, and the median transfer.
     """
-
-    placement: Placement
-    drift_ns: float
-    transfer_ns: float
-
-
-def _spread(own: Meetings, line: Line, common: _Common, *, is_reference: bool) -> _Spread:
-    """The spread of a clock's ends, of collectives that it shares with others."""
     own = own.of_short_transfers()
     end_ns = line.place_all(own.end_ns)
-    off_ns = end_ns - common.end_ns[own.collective]
+    off_ns = end_ns - common_ns[own.collective]
     near = _inliers((off_ns - np.median(off_ns)).astype(np.float64))
     distances_ns: NDArray[np.float64] = off_ns[near].astype(np.float64)
     drift_ns = _line_error_ns(distances_ns)
@@ -343,25 +330,25 @@ def _spread(own: Meetings, line: Line, common: _Common, *, is_reference: bool) -
     times_ns = int(kept_ns.min()), int(kept_ns.max())
     furthest_ns = math.ceil(np.abs(distances_ns).max())
     placement = Placement(line, 0, len(own), dropped, *times_ns, residual_ns=furthest_ns)
-    return _Spread(placement, drift_ns, float(np.median(own.transfer_ns)))
+    return placement, drift_ns, float(np.median(own.transfer_ns))
 
 
 def _placements(
-    meetings: Meetings, lines: dict[int, Line], common: _Common, reference: int
+    meetings: Meetings, lines: dict[int, Line], common_ns: Int64s, reference: int
 ) -> Iterator[tuple[int, Placement]]:
     """Each clock in the middle of where it can be."""
     # Which meetings of placed clocks are those of the same collective, by how far they are from its end.
     fits = np.zeros(len(meetings.clock), np.bool_)
     for clock, line in lines.items():
         rows = np.flatnonzero(meetings.clock == clock)
-        off_ns = line.place_all(meetings.end_ns[rows]) - common.end_ns[meetings.collective[rows]]
+        off_ns = line.place_all(meetings.end_ns[rows]) - common_ns[meetings.collective[rows]]
         inside = _inliers((off_ns - np.median(off_ns)).astype(np.float64)) if len(rows) else off_ns > 0
         fits[rows] = inside | (np.abs(off_ns) <= meetings.transfer_ns[rows])
-    fitting = np.bincount(meetings.collective, fits, len(common.end_ns))
+    fitting = np.bincount(meetings.collective, fits, len(common_ns))
     is_placed = np.isin(meetings.clock, list(lines))
     met = meetings.take(is_placed & (fitting[meetings.collective] - fits > 0))
     spreads = {
-        clock: _spread(met.take(met.clock == clock), line, common, is_reference=clock == reference)
+        clock: _spread(met.take(met.clock == clock), line, common_ns, is_reference=clock == reference)
         for clock, line in lines.items()
         if (met.clock == clock).any()
     }
@@ -370,9 +357,8 @@ def _placements(
     arrived_ns, left_ns = (_placed_ns(sure.clock, ns, lines) for ns in (sure.arrived_ns, sure.left_ns))
     certain = certain_limits(sure.clock, sure.collective, arrived_ns, left_ns, clocks)
     apart_ns = np.zeros(clocks)
-    for clock, spread in spreads.items():
-        furthest_ns = spread.placement.residual_ns or 0
-        apart_ns[clock] = furthest_ns + spread.drift_ns + spread.transfer_ns / 2
+    for clock, (found, drift_ns, transfer_ns) in spreads.items():
+        apart_ns[clock] = (found.residual_ns or 0) + drift_ns + transfer_ns / 2
     likely = likely_limits(met.clock, met.collective, apart_ns, reference)
     sides = against(certain, reference)
     both = against(np.minimum(certain, likely), reference) or against(likely, reference)
@@ -380,7 +366,7 @@ def _placements(
         if clock not in spreads or both is None:
             yield clock, Placement(line, 0)
             continue
-        found, (early_ns, late_ns) = spreads[clock].placement, (float(side[clock]) for side in both)
+        (found, drift_ns, _), (early_ns, late_ns) = spreads[clock], (float(side[clock]) for side in both)
         ahead_ns = round((late_ns - early_ns) / 2)
         found = replace(
             found,
@@ -389,7 +375,7 @@ def _placements(
             last_ns=found.last_ns + ahead_ns,
         )
         if clock != reference:
-            half_ns = (late_ns + early_ns) / 2 + spreads[clock].drift_ns
+            half_ns = (late_ns + early_ns) / 2 + drift_ns
             # How far it can still be moved, after it was moved to later.
             moves_ns = [] if sides is None else [sides[0][clock] + ahead_ns, sides[1][clock] - ahead_ns]
             early, late = (math.ceil(ns) if math.isfinite(ns) else None for ns in moves_ns or [math.inf] * 2)

@@ -150,7 +150,7 @@ class Rows:
             if shape.type == "annotation":
                 self._named.add(thread)
             elif shape.pid is not None and shape.pid == shape.tid:
-                self.tree.rename_process(shape.pid, name)
+                self.tree.rename(("process", shape.pid), name)
             if shape.type == "annotation" or thread not in self._named:
                 self.tree.rename(("thread", *thread), name)
 

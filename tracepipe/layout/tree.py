@@ -127,13 +127,10 @@ class Tree:
             ("thread", pid, tid), lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0)
         )
 
-    def rename_process(self, pid: int | None, name: str) -> None:
-        """Give a process the name it has now."""
-        self.rename(("process", pid), self._origins.process(name, pid))
-
     def rename(self, key: _Key, name: str) -> None:
-        """Give a thread, `("thread", pid, tid)`, the name it has now."""
+        """Give a process, `("process", pid)`, or a thread, `("thread", pid, tid)`, the name it has now."""
         if (track := self._tracks.get(key)) is not None:
+            name = self._origins.process(name, track.pid) if track.kind == "process" else name
             self._change(key, replace(track, name=name))
 
     def layer(self, thread: Track, layer: str, own: str | None) -> Track:
