@@ -29,8 +29,6 @@ from tracepipe.event.columns import Bools, Bytes, Int64s, distinct
 from tracepipe.native import checked, owned
 from tracepipe.native.signatures import Batches
 
-Columns = tuple[Int64s | None, ...]
-
 
 class WarpReadings(NamedTuple):
     """The readings of the warps of a batch: columns `(warps,)` or, of the exits, `(exits,)`."""
@@ -216,8 +214,16 @@ class SmClocks:
         above. Raises ValueError for columns whose lengths do not agree.
         """
         entry_ns, exit_ns, sm, slot, entry_clk, exit_clk, exit_count = warps_read
-        of_warps, of_exits = (entry_ns, sm, slot, entry_clk, exit_count), (exit_ns, exit_clk)
-        _check_lengths(of_warps, of_exits, exit_count)
+        columns = (entry_ns, sm, slot, entry_clk, exit_count), (exit_ns, exit_clk)
+        lengths, exits_lengths = ({len(column) for column in some if column is not None} for some in columns)
+        if len(lengths) != 1 or len(exits_lengths) != 1 or (exit_count is None and lengths != exits_lengths):
+            raise ValueError("the columns of a batch have different lengths")
+        count = len(exit_ns)
+        # Each alone too: their sum could overflow.
+        if exit_count is not None and not (
+            _are_within(0, count + 1, exit_count) and exit_count.sum() == count
+        ):
+            raise ValueError("the counts of exits do not add up to the exits")
         if not (
             _are_within(-LIMIT, LIMIT, entry_ns, exit_ns, entry_clk, exit_clk)
             and _are_within(0, SM_LIMIT, sm)
@@ -239,8 +245,12 @@ class SmClocks:
         entered, left = _on_lines(entries, exits, rate, step_ns)
         if slot is not None and step_ns > SLOT_REST_NS:
             rows = self._rows(sm, slot)
-            self._take_turns(rows, entry_ns + base_ns, entered, base_ns)
-            self._leave(rows[warps], np.stack((left_ns, left)) + base_ns)
+            # An entry is moved after the exit of the slot's warp in an earlier batch, within the same step.
+            read, free = self._left_ns[:, rows]
+            np.maximum(entered, free - base_ns, out=entered, where=read == entry_ns + base_ns)
+            # The reading of the last exit from each slot is remembered, and the time found for it.
+            slots, last = np.unique(rows[warps][::-1], return_index=True)
+            self._left_ns[:, slots] = (np.stack((left_ns, left)) + base_ns)[:, ::-1][:, last]
         return entered, np.maximum(left - entered[warps], 0)
 
     def _step(self, base_ns: int, entry_ns: Int64s, left_ns: Int64s) -> int:
@@ -309,26 +319,6 @@ class SmClocks:
             self._left_ns = grown
         return np.array(rows, np.int64)
 
-    def _take_turns(self, rows: Int64s, read_ns: Int64s, entered: Int64s, base_ns: int) -> None:
-        """Move an entry after the exit of the slot's warp in an earlier batch, within the same step."""
-        read, free = self._left_ns[:, rows]
-        np.maximum(entered, free - base_ns, out=entered, where=read == read_ns)
-
-    def _leave(self, rows: Int64s, left_ns: Int64s) -> None:
-        """Remember the reading of the last exit from each slot in the batch, and the time found for it."""
-        rows, last = np.unique(rows[::-1], return_index=True)
-        self._left_ns[:, rows] = left_ns[:, ::-1][:, last]
-
-
-def _check_lengths(of_warps: Columns, of_exits: Columns, exit_count: Int64s | None) -> None:
-    warps, exits = ({len(column) for column in some if column is not None} for some in (of_warps, of_exits))
-    if len(warps) != 1 or len(exits) != 1 or (exit_count is None and warps != exits):
-        raise ValueError("the columns of a batch have different lengths")
-    count = exits.pop()
-    # Each alone too: their sum could overflow.
-    if exit_count is not None and not (_are_within(0, count + 1, exit_count) and exit_count.sum() == count):
-        raise ValueError("the counts of exits do not add up to the exits")
-
 
 def _are_within(least: int, limit: int, *columns: Int64s | None) -> bool:
     return all(
@@ -361,10 +351,13 @@ def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tu
     (low, high), (low_left, high_left) = entries.by_sm.extremes(entered), exits.by_sm.extremes(left)
     lag_ns = 0
     if len(rows):
-        lags = high_left - low[rows] - step_ns, low_left - high[rows] + step_ns
-        if (least_ns := _least_lag(*lags, step_ns)) is not None:
-            lag_ns = least_ns
-        else:
+        # By this an exit reads %globaltimer later after its clock than an entry does; 0 where the readings
+        # allow that.
+        least_ns = int((high_left - low[rows] - step_ns).max())
+        most_ns = int((low_left - high[rows] + step_ns).min())
+        if least_ns - most_ns <= step_ns // APART:
+            lag_ns = max(min(least_ns, most_ns), min(0, max(least_ns, most_ns)))
+        else:  # the SMs contradict each other
             lag_ns = _median_low(exits.by_sm.medians(left) - entries.by_sm.medians(entered)[rows])
     low[rows] = np.minimum(low[rows], low_left - lag_ns)
     high[rows] = np.maximum(high[rows], high_left - lag_ns)
@@ -376,16 +369,6 @@ def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tu
         kept = loose[row]
         lines[loose] = _median_lines(off[kept], row[kept], low[loose], step_ns)
     return _put(entries, entered, lines, step_ns), _put(exits, left, lines[rows] + lag_ns, step_ns)
-
-
-def _least_lag(lows: Int64s, highs: Int64s, step_ns: int) -> int | None:
-    """The delay by which an exit reads %globaltimer later after its clock than an entry does; 0 where the
-    readings allow that, None where the SMs contradict each other.
-    """
-    low, high = int(lows.max()), int(highs.min())
-    if low - high > step_ns // APART:
-        return None
-    return max(min(low, high), min(0, max(low, high)))
 
 
 def _median_lines(off: Int64s, row: Int64s, low: Int64s, step_ns: int) -> Int64s:

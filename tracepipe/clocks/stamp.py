@@ -117,16 +117,7 @@ class Clocks:
         Events on another clock keep its reading in `source_ns`, and get the bound of its map. Times of warps
         become finer by the cycles of their SM, see `sm_clock`.
         """
-        source = batch.events
-        events = TraceColumns(
-            source.ts_ns,
-            source.shape,
-            source.args,
-            source.dur_ns,
-            source.launch,
-            index=source.index,
-            stack=source.stack,
-        )
+        events = batch.events.shared(TraceColumns)
         others: list[Record | PlacedWarps] = []
         left_out: list[int] = []
         if self._codes is None:

@@ -98,9 +98,13 @@ class EventColumns:
         block, thread = self.index[at].reshape(2, 3).tolist()
         return tuple(block) if block[0] != NONE else None, tuple(thread) if thread[0] != NONE else None
 
+    def shared(self, kind: type[Events], **more: AnyArray) -> Events:
+        """The same columns, which are not copied, and more of them, as another kind."""
+        return kind(**{one.name: getattr(self, one.name) for one in fields(self)}, **more)
+
     def take(self: Events, places: Rows) -> Events:
         """The events of some places, in that order."""
-        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         taken: dict[str, Any] = {name: None if of is None else of[places] for name, of in columns.items()}
         return type(self)(**taken)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -153,24 +153,46 @@ def argument_text(
     placed = list(known.values()) if only is None else [known[name] for name in only if name in known]
     if not placed:
         return lambda _: ""
-    form = _Form()
+    # A formatter is called for every event. So it is generated code with one `template % (…)`, which takes
+    # less than half the time of a loop over values. Only numbers go into the code; names are in the template.
+    members: list[str] = []
+    code: list[str] = []
+    tables: dict[str, object] = {}
+
+    def looked_up(value: Value, text_of: Callable[[int], str]) -> str:
+        """Add the code of a value that becomes a text."""
+        name = f"table{len(tables)}"
+        tables[name] = Texts(text_of)
+        code.append(f"{name}[{value.code()}]")
+        return "%s"
+
+    def placeholder(value: Value) -> str:
+        """Add the code of a value."""
+        if value.kind == "bool":
+            return looked_up(value, lambda number: "true" if number else "false")
+        if (names := value_names.get(value.kind)) is not None:
+            texts = {number: json.dumps(name) for number, name in names.items()}
+            return looked_up(value, lambda number: texts.get(number) or str(number))
+        code.append(value.code())
+        return '"%016x"' if value.kind in HASH_KINDS else "%d"
+
     index = 0
     while index < len(placed):
         axes = placed[index : index + 3]
         name = axes[0].name[:-2]
         if [axis.name for axis in axes] == [f"{name}.x", f"{name}.y", f"{name}.z"]:
-            inner = ",".join(form.placeholder(axis, value_names) for axis in axes)
-            form.members.append(f"{_quoted(name)}:[{inner}]")
+            inner = ",".join(map(placeholder, axes))
+            members.append(f"{_quoted(name)}:[{inner}]")
             index += 3
             continue
         value = placed[index]
         if value.kind == "ioctl":
-            form.members.append(form.looked_up(value, partial(command_text, name=value.name)))
+            members.append(looked_up(value, partial(command_text, name=value.name)))
         else:
-            form.members.append(f"{_quoted(value.name)}:{form.placeholder(value, value_names)}")
+            members.append(f"{_quoted(value.name)}:{placeholder(value)}")
         index += 1
-    code = f"lambda words: template % ({','.join(form.code)},)"
-    made: ArgumentText = eval(code, {"template": ",".join(form.members), **form.tables})
+    formatter = f"lambda words: template % ({','.join(code)},)"
+    made: ArgumentText = eval(formatter, {"template": ",".join(members), **tables})
     return made
 
 
@@ -182,36 +204,6 @@ def out_text(argument: Argument, value_names: ValueNames) -> Callable[[int], str
 
 def _quoted(name: str) -> str:
     return json.dumps(name).replace("%", "%%")
-
-
-@dataclass(slots=True)
-class _Form:
-    """Builds a formatter.
-
-    A formatter is called for every event. So it is generated code with one `template % (…)`, which takes less
-    than half the time of a loop over values. Only numbers go into the code; names are in the template.
-    """
-
-    members: list[str] = field(default_factory=list)
-    code: list[str] = field(default_factory=list)
-    tables: dict[str, object] = field(default_factory=dict)
-
-    def placeholder(self, value: Value, value_names: ValueNames) -> str:
-        """Add the code of a value."""
-        if value.kind == "bool":
-            return self.looked_up(value, lambda number: "true" if number else "false")
-        if (names := value_names.get(value.kind)) is not None:
-            texts = {number: json.dumps(name) for number, name in names.items()}
-            return self.looked_up(value, lambda number: texts.get(number) or str(number))
-        self.code.append(value.code())
-        return '"%016x"' if value.kind in HASH_KINDS else "%d"
-
-    def looked_up(self, value: Value, text_of: Callable[[int], str]) -> str:
-        """Add the code of a value that becomes a text."""
-        name = f"table{len(self.tables)}"
-        self.tables[name] = Texts(text_of)
-        self.code.append(f"{name}[{value.code()}]")
-        return "%s"
 
 
 class Texts(dict[int, str]):

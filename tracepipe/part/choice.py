@@ -14,7 +14,7 @@ Of each event, only its row is kept, and its times while it is open.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final
 from zlib import crc32
 
@@ -25,7 +25,6 @@ from tracepipe.event.columns import (
     SPECIAL,
     Bools,
     Bytes,
-    EventColumns,
     Int64s,
     Ints,
     TraceBatch,
@@ -80,10 +79,6 @@ class _Events(TraceColumns):
     """Events and their rows in the recording."""
 
     row: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-
-
-def _with_rows(events: EventColumns, row: Int64s) -> _Events:
-    return _Events(**{one.name: getattr(events, one.name) for one in fields(events)}, row=row)
 
 
 def _none(count: int) -> Int64s:
@@ -316,7 +311,7 @@ class Choice:
         self._tables, self._stretch = tables, stretch
         self._calls, self._state = Calls(), State()
         self._launches, self._flows = EventsById(), EventsById()
-        self._window = [_with_rows(no_events(), _none(0))]
+        self._window = [no_events().shared(_Events, row=_none(0))]
         self._weight = 0
         self._others: dict[int, Record | PlacedWarps] = {}
         """By row, the records that wait for their turn."""
@@ -329,7 +324,7 @@ class Choice:
     def add_batch(self, batch: TraceBatch, first: int) -> None:
         """Take the next batch; `first` is the number of the first row of its source batch."""
         places = np.arange(len(batch.events)) if batch.places is None else batch.places
-        events = _with_rows(batch.events, first + places)
+        events = batch.events.shared(_Events, row=first + places)
         if batch.others:
             has_time = np.ones(len(events), np.bool_)
             for at in np.flatnonzero(events.shape == SPECIAL).tolist():

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
-from typing import Any, BinaryIO, Final, cast
+from typing import BinaryIO, Final, cast
 
 import numpy as np
 import orjson
@@ -20,7 +20,7 @@ import orjson
 from tracepipe.clocks import Clocks
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
-from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
+from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
 from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Problem, Record
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
@@ -203,26 +203,22 @@ class Reading:
         *,
         strict: bool = False,
         progress: Progress | None = None,
-        relieve: Callable[[], None] | None = None,
     ) -> None:
         self.account = Account(path, opened.source)
         self.footer = Footer()
         self._opened, self._path, self._strict, self._progress = opened, path, strict, progress
-        self.relieve = relieve or self._forget
+        nothing = np.empty(0, np.int32)
+        self.relieve: Callable[[], object] = lambda: opened.recording.tables.keep(nothing, nothing)
         self._after_footer = 0
         self._counts = np.zeros(0, np.int64)
         self._others = 0
         """Records that are not events since the tables were last relieved. The names made from them take
         memory too."""
 
-    def _forget(self) -> None:
-        nothing = np.empty(0, np.int32)
-        self._opened.recording.tables.keep(nothing, nothing)
-
     def source(self) -> Iterator[SourceBatch]:
         """Batches on the clocks that they were recorded with."""
         for batch in self._batches():
-            self._take(batch.events.shape, batch.events.args, batch.others)
+            self._count(batch)
             yield batch
             self._relieve()
 
@@ -238,7 +234,7 @@ class Reading:
         for batch in self._batches():
             placed = clocks.stamp(batch, tables, self.account.unplaced)
             stacks.give(placed.events)
-            self._take(placed.events.shape, placed.events.args, placed.others)
+            self._count(placed)
             yield batch, placed
             self._relieve()
 
@@ -267,15 +263,16 @@ class Reading:
             raise InputError(problem.message, hint, path=self._path, line=problem.line, field=problem.field)
         self.account.add(problem)
 
-    def _take(self, shapes: Int32s, args: Int32s, others: list[Any]) -> None:
+    def _count(self, batch: SourceBatch | TraceBatch) -> None:
         """Count the records of a batch."""
+        shapes, others = batch.events.shape, batch.others
         if self.footer.is_read:
             self._after_footer += len(shapes)
         counts = np.bincount(shapes[shapes >= 0], minlength=len(self._counts))
         counts[: len(self._counts)] += self._counts
         self._counts = counts
         for at in np.flatnonzero(shapes == SPECIAL).tolist() if others else ():
-            other = others[int(args[at])]
+            other = others[int(batch.events.args[at])]
             if isinstance(other, WarpColumns):
                 self.account.counts["gpu_warp"] += len(other)
                 continue
