@@ -7,7 +7,7 @@ the same result.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -109,7 +109,9 @@ class WarpTimes:
             core = library()
             sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
         if isinstance(sm_clocks, NativeSmClocks) and len(run.batches) > 1:
-            columns = run.entry_ns, run.exit_ns, *run.readings()
+            others = ("sm", "slot", "entry_clk", "exit_clk", "exit_count")
+            joined = (joined_column(run.batches, name, 0) for name in others)
+            columns = run.entry_ns, run.exit_ns, *joined
             return sm_clocks.refine_all(run.base_ns, run.warps, run.exits, has, columns)
         finer = [
             sm_clocks.refine(
@@ -137,15 +139,8 @@ class _Run:
         self.exits: Int64s = np.array([len(warps.exit_ns) for warps in batches], np.int64)
         self.first: Int64s = np.cumsum(self.warps) - self.warps
 
-    def readings(self) -> tuple[Any, ...]:
-        """The other columns that finer times are computed from."""
-        return tuple(
-            joined_column(self.batches, name, 0)
-            for name in ("sm", "slot", "entry_clk", "exit_clk", "exit_count")
-        )
-
     def has(self) -> Bytes:
-        """By batch: which of these columns it has, as flags of `NativeSmClocks`."""
+        """By batch: which columns for finer times it has, as flags of `NativeSmClocks`."""
         return np.array(
             [
                 HAS_CLOCKS * all(column is not None for column in (one.sm, one.entry_clk, one.exit_clk))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import Bools, Int64s, Ints
+from tracepipe.event.columns import Int64s, Ints
 
 
 class Gaps(NamedTuple):
@@ -77,16 +77,6 @@ class Stretches:
         return Stretches(
             np.concatenate([self.start_ns, other.start_ns]), np.concatenate([self.end_ns, other.end_ns])
         )
-
-    def contains(self, ts_ns: Int64s) -> Bools:
-        """Flags the times that are inside the union. Shapes `(n,)`."""
-        place = np.searchsorted(self.start_ns, ts_ns, "right") - 1
-        inside: Bools = (
-            (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip"))
-            if len(self.start_ns)
-            else ts_ns < ts_ns
-        )
-        return inside
 
     def covered_ns(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of each span [start, end) is inside the union. Shapes `(n,)`."""

@@ -107,13 +107,12 @@ def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) 
         raise entry.wrong("", "not a signature", _FORM)
     is_tracepoint = target == "tracepoint"
     patterns = _patterns(match["pattern"], is_tracepoint, entry)
-    reader = _Arguments(target, find_table, entry)
-    arguments = reader.read(match["arguments"] or "")
+    arguments = _read_arguments(match["arguments"] or "", target, find_table, entry)
     result = match["result"] or ""
     if result:
         if is_tracepoint:
             raise entry.wrong("result", "a tracepoint has no result", f"Leave -> {result} out.")
-        reader.check_kind("result", result, whole=False)
+        _check_kind("result", result, find_table, entry, whole=False)
     condition = None
     if match["condition"] is not None:
         condition = read_condition(match["condition"], arguments, find_table, entry, is_tracepoint)
@@ -160,8 +159,19 @@ def read_condition(
         raise entry.wrong("condition", f"{name} {what}", "Compare a number that is passed in.")
     try:
         condition = Condition(argument, operator, int(_TRUTH.get(value, value), 0))
-    except ValueError:
-        return _with_name(argument, operator, value, find_table, entry, is_tracepoint)
+    except ValueError:  # the name of a value
+        if table := None if argument.kind in INTEGER_KINDS else find_table(argument.kind):
+            numbers = {known: number for number, known in table.items()}
+            if value in numbers:
+                return Condition(argument, operator, numbers[value])
+            message = f"{argument.kind} has no value {value}"
+            raise entry.wrong("condition", message, did_you_mean(value, list(numbers))) from None
+        if not is_tracepoint or name != "irq":
+            raise entry.wrong("condition", f"{value} is no number", "Write 4096 or 0x1000.") from None
+        if operator != "==":
+            hint = "A device's name is compared by ==."
+            raise entry.wrong("condition", f"irq {operator} {value}", hint) from None
+        return NamedCondition(argument, operator, 0, value)
     check_range(condition, entry)
     return condition
 
@@ -177,105 +187,76 @@ def check_range(condition: Condition, entry: Entry) -> None:
         raise entry.wrong("condition", f"{condition.value} is no {kind}", f"Give {low} to {high}.")
 
 
-class _Arguments:
-    """Reads the arguments of one signature."""
-
-    def __init__(self, target: str, find_table: FindTable, entry: Entry) -> None:
-        self._is_tracepoint, self._is_uprobe = target == "tracepoint", target == "uprobe"
-        self._find_table, self._entry = find_table, entry
-
-    def read(self, text: str) -> tuple[Argument, ...]:
-        """The arguments that are recorded."""
-        arguments: list[Argument] = []
-        word = on_stack = 0
-        for part in text.split(",") if text.strip() else []:
-            if part.strip() == "_" and not self._is_tracepoint:
-                word += 1
-                continue
-            place = word + (on_stack if word >= REGISTERS else 0)
-            argument = self._argument(part.strip(), place, {known.name for known in arguments})
-            if argument.kind == "hash128" and _BY_VALUE == "pointer":
-                argument = replace(argument, kind="hash128*")
-            elif argument.kind == "hash128":
-                argument = replace(argument, position=max(place, REGISTERS))
-                on_stack += HASHED_WORDS
-                word -= 1
-            arguments.append(argument)
-            width = 2 if argument.kind == "dim3" else 1
-            word += width
-            if place + width > WORDS:
-                message = f"it is word {place + width} of the arguments; {WORDS} can be read"
-                raise self._entry.wrong(f"argument {argument.name}", message, "Leave it out.")
-        self._check_number(tuple(arguments))
-        return tuple(arguments)
-
-    def check_kind(self, field: str, kind: str, *, whole: bool) -> None:
-        """Raises InputError if there is no such kind; `whole`: a text and a dim3 are allowed."""
-        if kind in INTEGER_KINDS:
-            return
-        if kind in WHOLE_KINDS:
-            if not whole:
-                hint = f"Use one of {', '.join(INTEGER_KINDS)}, or a table of names."
-                raise self._entry.wrong(field, f"{kind} cannot be recorded here", hint)
-        elif self._find_table(kind) is None:
-            hint = did_you_mean(kind, [*INTEGER_KINDS, *WHOLE_KINDS])
-            hint = f"{hint} Or give the names of its values as [values.{kind}]."
-            raise self._entry.wrong(field, f"no kind {kind}", hint.strip())
-
-    def _argument(self, text: str, word: int, before: set[str]) -> Argument:
-        match = _ARGUMENT.fullmatch(text)
+def _read_arguments(text: str, target: str, find_table: FindTable, entry: Entry) -> tuple[Argument, ...]:
+    """The arguments that are recorded."""
+    is_tracepoint = target == "tracepoint"
+    found: dict[str, Argument] = {}
+    word = on_stack = 0
+    for part in map(str.strip, text.split(",") if text.strip() else ()):
+        if part == "_" and not is_tracepoint:
+            word += 1
+            continue
+        match = _ARGUMENT.fullmatch(part)
         if match is None or not _NAME.fullmatch(match[2]) or match[2] == "_":
             hint = "Write NAME, NAME: KIND or out NAME: KIND"
-            hint += "." if self._is_tracepoint else "; _ alone stands for one that is not recorded."
-            raise self._entry.wrong("arguments", f"cannot read {text!r}", hint)
+            hint += "." if is_tracepoint else "; _ alone stands for one that is not recorded."
+            raise entry.wrong("arguments", f"cannot read {part!r}", hint)
         out, name, kind = bool(match[1]), match[2], match[3]
         field = f"argument {name}"
-        if name in before:
-            raise self._entry.wrong(field, "there are two of this name", "Give each a different name.")
-        if self._is_tracepoint and (out or kind in ("dim3", *HASH_KINDS)):
-            raise self._entry.wrong(field, "tracepoints have only numbers and texts", "Leave it out.")
-        if kind in HASH_KINDS and not self._is_uprobe:
-            raise self._entry.wrong(field, f"{kind} is of libraries' functions", "Leave it out.")
+        if name in found:
+            raise entry.wrong(field, "there are two of this name", "Give each a different name.")
+        if is_tracepoint and (out or kind in ("dim3", *HASH_KINDS)):
+            raise entry.wrong(field, "tracepoints have only numbers and texts", "Leave it out.")
+        if kind in HASH_KINDS and target != "uprobe":
+            raise entry.wrong(field, f"{kind} is of libraries' functions", "Leave it out.")
         if kind is not None:
-            self.check_kind(field, kind, whole=not out)
-        return Argument(name, word, kind or ("" if self._is_tracepoint else "u64"), out)
+            _check_kind(field, kind, find_table, entry, whole=not out)
+        place = word + (on_stack if word >= REGISTERS else 0)
+        argument = Argument(name, place, kind or ("" if is_tracepoint else "u64"), out)
+        if kind == "hash128" and _BY_VALUE == "pointer":
+            argument = replace(argument, kind="hash128*")
+        elif kind == "hash128":
+            argument = replace(argument, position=max(place, REGISTERS))
+            on_stack += HASHED_WORDS
+            word -= 1
+        found[name] = argument
+        width = 2 if kind == "dim3" else 1
+        word += width
+        if place + width > WORDS:
+            message = f"it is word {place + width} of the arguments; {WORDS} can be read"
+            raise entry.wrong(field, message, "Leave it out.")
+    arguments = tuple(found.values())
+    if is_tracepoint:
+        if len(arguments) > FIELDS:
+            message = f"{len(arguments)} fields; at most {FIELDS} can be recorded"
+            raise entry.wrong("arguments", message, "Leave some out.")
+        return arguments
+    for what, some in (
+        ("str", [known for known in arguments if known.kind == "str"]),
+        ("hash128", [known for known in arguments if known.is_hashed]),
+        ("out", [known for known in arguments if known.out]),
+    ):
+        if len(some) > 1:
+            message = f"{len(some)} {what} arguments; one can be recorded"
+            raise entry.wrong(f"argument {some[1].name}", message, "Write _ in its place.")
+    count = len(slots(Signature(arguments)))
+    if count > MAX_SLOTS:
+        message = f"they take {count} words of 64 bits; {MAX_SLOTS} can be recorded"
+        hint = "Write _ for some, or give u32 kinds: two in a row share a word."
+        raise entry.wrong("arguments", message, hint)
+    return arguments
 
-    def _check_number(self, arguments: tuple[Argument, ...]) -> None:
-        if self._is_tracepoint:
-            if len(arguments) > FIELDS:
-                message = f"{len(arguments)} fields; at most {FIELDS} can be recorded"
-                raise self._entry.wrong("arguments", message, "Leave some out.")
-            return
-        for what, found in (
-            ("str", [known for known in arguments if known.kind == "str"]),
-            ("hash128", [known for known in arguments if known.is_hashed]),
-            ("out", [known for known in arguments if known.out]),
-        ):
-            if len(found) > 1:
-                message = f"{len(found)} {what} arguments; one can be recorded"
-                raise self._entry.wrong(f"argument {found[1].name}", message, "Write _ in its place.")
-        count = len(slots(Signature(arguments)))
-        if count > MAX_SLOTS:
-            message = f"they take {count} words of 64 bits; {MAX_SLOTS} can be recorded"
-            hint = "Write _ for some, or give u32 kinds: two in a row share a word."
-            raise self._entry.wrong("arguments", message, hint)
 
-
-def _with_name(
-    argument: Argument, operator: str, name: str, find_table: FindTable, entry: Entry, is_tracepoint: bool
-) -> Condition:
-    table = None if argument.kind in INTEGER_KINDS else find_table(argument.kind)
-    if table:
-        numbers = {known: number for number, known in table.items()}
-        if name in numbers:
-            return Condition(argument, operator, numbers[name])
-        message = f"{argument.kind} has no value {name}"
-        raise entry.wrong("condition", message, did_you_mean(name, list(numbers)))
-    if is_tracepoint and argument.name == "irq":
-        if operator != "==":
-            raise entry.wrong("condition", f"irq {operator} {name}", "A device's name is compared by ==.")
-        return NamedCondition(argument, operator, 0, name)
-    raise entry.wrong("condition", f"{name} is no number", "Write 4096 or 0x1000.")
+def _check_kind(field: str, kind: str, find_table: FindTable, entry: Entry, *, whole: bool) -> None:
+    """Raises InputError if there is no such kind; `whole`: a text and a dim3 are allowed."""
+    if kind in WHOLE_KINDS:
+        if not whole:
+            hint = f"Use one of {', '.join(INTEGER_KINDS)}, or a table of names."
+            raise entry.wrong(field, f"{kind} cannot be recorded here", hint)
+    elif kind not in INTEGER_KINDS and find_table(kind) is None:
+        hint = did_you_mean(kind, [*INTEGER_KINDS, *WHOLE_KINDS])
+        hint = f"{hint} Or give the names of its values as [values.{kind}]."
+        raise entry.wrong(field, f"no kind {kind}", hint.strip())
 
 
 @dataclass(frozen=True, slots=True)

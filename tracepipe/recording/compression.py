@@ -69,25 +69,23 @@ class Decompressed:
                 raise DamageError(f"was cut off in the middle of a {self._part_name}", is_cut=True)
             if self._part is None and self._padding:
                 data = memoryview(bytes(data).lstrip(self._padding))
-            if data:
-                self._decompress(data)
+            if not data:
+                continue
+            if self._part is None:
+                self._part = self._new_part()
+            try:
+                self._ready = memoryview(self._part.decompress(data))
+            except Exception as error:
+                # The error is recognized by its name, as the library is not loaded for gzip.
+                if not isinstance(error, zlib.error) and type(error).__name__ != "ZstdError":
+                    raise
+                raise DamageError(str(error)) from error
+            if self._part.eof:
+                rest, self._part = self._part.unused_data, None
+                if rest:
+                    self._compressed = memoryview(rest + self._compressed)
         out, self._ready = self._ready[:size], self._ready[size:]
         return bytes(out)
-
-    def _decompress(self, data: memoryview) -> None:
-        if self._part is None:
-            self._part = self._new_part()
-        try:
-            self._ready = memoryview(self._part.decompress(data))
-        except Exception as error:
-            # The error is recognized by its name, as the library is not loaded for gzip.
-            if not isinstance(error, zlib.error) and type(error).__name__ != "ZstdError":
-                raise
-            raise DamageError(str(error)) from error
-        if self._part.eof:
-            rest, self._part = self._part.unused_data, None
-            if rest:
-                self._compressed = memoryview(rest + self._compressed)
 
 
 def is_zstd(head: bytes) -> bool:

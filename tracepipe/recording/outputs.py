@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from tracepipe import paths
 from tracepipe.errors import OutputError
@@ -37,6 +37,7 @@ _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1
 _COPY_BYTES = 1 << 20
 _USE = "use it under that name, or rename it"
+Made = TypeVar("Made")
 
 
 def kind_of(path: Path, option: str = "-o") -> int:
@@ -145,7 +146,7 @@ def settle(fd: int, made: Path, target: Path, *, force: bool) -> None:
             else:
                 rename_new(made, target)
         except FileExistsError:
-            raise taken(target, moved_aside(made, target)) from None
+            raise _taken(target, made) from None
         except OSError as e:
             what = f"{made} cannot be renamed to {target}: {e.strerror}"
         else:
@@ -160,16 +161,17 @@ def settle(fd: int, made: Path, target: Path, *, force: bool) -> None:
     raise OutputError(f"{what}; its content is in {place}", _USE)
 
 
-def taken(target: Path, place: Path) -> OutputError:
-    """The error for a name that was taken while `place` was written."""
-    return OutputError(f"{target} was made by another program meanwhile; this output is {place}", _USE)
-
-
 def free_of(target: Path) -> Iterator[Path]:
     """Names similar to `target`: run-2.jsonl.zst, run-3.jsonl.zst, …"""
     packed = target.suffix if target.suffix in (".gz", ".zst") else ""
     plain = Path(target.name.removesuffix(packed))
     return (target.with_name(f"{plain.stem}-{number}{plain.suffix}{packed}") for number in count(2))
+
+
+def _taken(target: Path, made: Path) -> OutputError:
+    """The error for a name that was taken while `made` was written, which gets a similar one."""
+    place = moved_aside(made, target)
+    return OutputError(f"{target} was made by another program meanwhile; this output is {place}", _USE)
 
 
 def moved_aside(made: Path, target: Path) -> Path:
@@ -288,12 +290,7 @@ def replacing(
         with writing(path), target.open("wb") as out:
             yield out
         return
-    try:
-        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as e:
-        raise OutputError(
-            f"cannot write to {target.parent}: {e.strerror}", "Name another place with -o."
-        ) from e
+    fd, name = _made_beside(target, tempfile.mkstemp)
     made = Path(name)
     try:
         try:
@@ -356,13 +353,7 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
         is_folder = paths.is_folder(target)
         hint = f"{'Overwrite it with --force, or name' if is_folder else 'Name'} another with -o."
         raise OutputError(f"{path} exists", hint)
-    try:
-        name = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as e:
-        raise OutputError(
-            f"cannot write to {target.parent}: {e.strerror}", "Name another place with -o."
-        ) from e
-    made = Path(name)
+    made = Path(_made_beside(target, tempfile.mkdtemp))
     try:
         made.chmod(0o777 & ~_umask())
         with writing(path):
@@ -370,6 +361,15 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
         _give_name(made, target, force=force)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _made_beside(target: Path, make: Callable[..., Made]) -> Made:
+    """What `make` makes of tempfile, next to `target`. Raises OutputError."""
+    try:
+        return make(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as e:
+        hint = "Name another place with -o."
+        raise OutputError(f"cannot write to {target.parent}: {e.strerror}", hint) from e
 
 
 def _umask() -> int:
@@ -393,7 +393,7 @@ def _give_name(made: Path, target: Path, *, force: bool) -> None:
         try:
             rename_new(made, target)
         except FileExistsError:
-            raise taken(target, moved_aside(made, target)) from None
+            raise _taken(target, made) from None
         return
     others = sorted({one.name for one in target.iterdir()} - {one.name for one in made.iterdir()})
     if others:
