@@ -101,6 +101,11 @@ def _keep_some(core: ctypes.CDLL, reader: int, rng: Random) -> None:
         assert core.tp_reader_text(reader, table, count, ctypes.byref(ctypes.c_void_p())) == -1
         numbers = rng.sample(range(count), min(count, rng.randrange(20)))
         texts = [_text(core, reader, table, number) for number in numbers]
+        ends, every = buffers.array([0] * count), ctypes.c_void_p()
+        size = core.tp_reader_texts(reader, table, ends.ctypes.data, ctypes.byref(every))
+        joined = b"".join(_text(core, reader, table, number) for number in range(count))
+        assert buffers.taken(size, every) == joined
+        assert not count or ends[-1] == size
         kept = buffers.array(numbers)
         assert core.tp_reader_keep(reader, table, kept.ctypes.data, len(numbers)) == 0
         assert [_text(core, reader, table, at) for at in range(len(numbers))] == texts

@@ -97,6 +97,10 @@ class Tables:
         """The JSON text of arguments."""
         return self._texts[number]
 
+    def texts(self) -> Texts:
+        """The JSON texts of all arguments, by their numbers."""
+        return Texts.of(self._texts)
+
     def args(self, number: int) -> Args:
         """Arguments by their number, as a new dict that may be changed."""
         if number == NONE:
@@ -212,6 +216,11 @@ class NativeTables(Tables):
 
     def text(self, number: int) -> bytes:
         return self._text(_ARGS, number)
+
+    def texts(self) -> Texts:
+        ends, data = np.empty(self.args_count, np.int64), ctypes.c_void_p()
+        size = self._core.tp_reader_texts(self.reader, _ARGS, ends.ctypes.data, ctypes.byref(data))
+        return Texts(ctypes.string_at(data, size) if size else b"", ends)
 
     @property
     def args_count(self) -> int:

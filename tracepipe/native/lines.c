@@ -286,6 +286,16 @@ TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const u
     return s->places[number].size;
 }
 
+/* Gives all texts, which are one after the other by number, and where each ends. Returns the bytes of all. */
+TP_EXPORT int64_t tp_reader_texts(tp_reader *r, int args, int64_t *ends, const uint8_t **text)
+{
+    const tp_strings *s = &table_of(r, args)->strings;
+    for (int64_t i = 0; i < s->count; i++)
+        ends[i] = s->places[i].at + s->places[i].size;
+    *text = s->bytes.data;
+    return s->count ? ends[s->count - 1] : 0;
+}
+
 /* Returns the number of a text, which is added if it has none. */
 TP_EXPORT int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, int64_t size)
 {

@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_count": (i64, [ptr, i32]),
     "tp_reader_bytes": (i64, [ptr, i32]),
     "tp_reader_text": (i64, [ptr, i32, i64, at(ptr)]),
+    "tp_reader_texts": (i64, [ptr, i32, ptr, at(ptr)]),
     "tp_reader_number": (i64, [ptr, i32, text, i64]),
     "tp_reader_numbers": (i32, [ptr, i32, text, ptr, i64, ptr]),
     "tp_reader_keep": (i64, [ptr, i32, ptr, i64]),

@@ -48,15 +48,14 @@ class ArgsWriter:
 
     def put(self, tables: Tables) -> None:
         """Append the arguments of a reading's tables, which may drop them then. Raises OutputError."""
-        texts = [tables.text(number) for number in range(tables.args_count)]
-        ends = self._end + np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+        texts = tables.texts()
         try:
-            self._texts.write(b"".join(texts))
-            self._ends.write(ends.data)
+            self._texts.write(texts.data)
+            self._ends.write((texts.ends + self._end).data)
         except OSError as e:
             raise _cannot_write(e) from e
         self.count += len(texts)
-        self._end = int(ends[-1]) if len(ends) else self._end
+        self._end += len(texts.data)
 
 
 def _cannot_write(error: OSError) -> OutputError:

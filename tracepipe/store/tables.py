@@ -82,9 +82,9 @@ class Writer:
 
     def __init__(self, folder: Path) -> None:
         self._con = connect(str(folder / FILE), folder, memory_mb=_WRITING_MB, threads=1)
+        self._con.execute("begin")
         for table, columns in TABLES.items():
             self._con.execute(f'create table "{table}" ({typed(columns)})')
-        self._con.execute("begin")
         self._uncommitted = 0
 
     def __enter__(self) -> Writer:
