@@ -284,19 +284,6 @@ def jumps_ns(a: Pairs, b: Pairs) -> AnyArray:
     return np.where(gain_ns > crystal_ns + noise_ns, gain_ns + crystal_ns, 0)
 
 
-def bends_ppm(pairs: Pairs) -> tuple[int, int]:
-    """The error of the overall rate before the first pair and after the last, as the pairs show it."""
-    ends, last = [0, 0], len(pairs) - 1
-    for start in range(1, last, PART):
-        at = np.arange(start, min(start + PART, last))
-        off_ns = _off_line_ns(pairs, np.zeros_like(at), at, np.full_like(at, last))
-        at, off_ns = at[off_ns > 0], off_ns[off_ns > 0]
-        for end, place in enumerate((0, last)):
-            away_ns = np.abs(pairs.source_ns[place] - pairs.source_ns[at])
-            ends[end] = max(ends[end], -int(scaled(-off_ns, 1_000_000, away_ns).min(initial=0)))
-    return ends[0], ends[1]
-
-
 # The most pairs that are kept, of all clocks together. A pair takes some 64 bytes while it is fitted, then
 # 24.
 PAIRS_MAX = 1 << 17
@@ -562,5 +549,13 @@ def _outside(kept: Pairs) -> tuple[tuple[int, int], tuple[int, int]]:
     # If no crystal has that rate, one of the two pairs is wrong.
     jump_ns = int(jumps_ns(kept.take(slice(0, 1)), kept.take(slice(-1, None)))[0])
     measured_ppm += -(-jump_ns * _MILLION // span_ns)
-    before_ppm, after_ppm = bends_ppm(kept)
-    return (last.host_ns - first.host_ns, span_ns), (measured_ppm + before_ppm, measured_ppm + after_ppm)
+    # The error of this rate before the first pair and after the last, as the pairs show it.
+    ends, end = [0, 0], len(kept) - 1
+    for start in range(1, end, PART):
+        at = np.arange(start, min(start + PART, end))
+        off_ns = _off_line_ns(kept, np.zeros_like(at), at, np.full_like(at, end))
+        at, off_ns = at[off_ns > 0], off_ns[off_ns > 0]
+        for side, place in enumerate((0, end)):
+            away_ns = np.abs(kept.source_ns[place] - kept.source_ns[at])
+            ends[side] = max(ends[side], -int(scaled(-off_ns, _MILLION, away_ns).min(initial=0)))
+    return (last.host_ns - first.host_ns, span_ns), (measured_ppm + ends[0], measured_ppm + ends[1])

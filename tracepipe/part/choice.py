@@ -360,7 +360,8 @@ class Choice:
         self._choose_all_but(0)
         self._take_spans(self._calls.open)
         self._marks.add([row for ts_ns, row in self._open_windows if ts_ns < self._stretch.end_ns])
-        self._marks.add([row for one in self._warps.values() for row in self._rows_of(one, OPEN_NS)])
+        left = (one for one in self._warps.values() if self._stretch.touches(one.begin_ns, OPEN_NS))
+        self._marks.add([row for one in left for row in one.rows])
         self._marks.add(self._state.rows())
         return self.chosen
 
@@ -487,10 +488,8 @@ class Choice:
         if warp.inside > 0:
             return []
         self._warp_rows -= len(self._warps.pop(key).rows)
-        return self._rows_of(warp, ts_ns + 1)  # an exit may be drawn as an instant too
-
-    def _rows_of(self, warp: _Warp, end_ns: int) -> list[int]:
-        return warp.rows if self._stretch.touches(warp.begin_ns, end_ns) else []
+        # An exit may be drawn as an instant too.
+        return warp.rows if self._stretch.touches(warp.begin_ns, ts_ns + 1) else []
 
     # Shapes --------------------------------------------------------------------------------------------
 

@@ -75,13 +75,7 @@ class InputStream:
             yield self._raw
             return
         with tempfile.NamedTemporaryFile(prefix="tracepipe-") as copy:
-            try:
-                while some := self.read(HEAD_BYTES):
-                    copy.write(some)
-                copy.flush()
-            except OSError as e:
-                raise _not_copied(e, self.name) from e
-            yield cast(BinaryIO, copy)
+            yield _filled(cast(BinaryIO, copy), self, self.name)
 
     @contextmanager
     def again(self) -> Iterator[InputStream]:
@@ -95,9 +89,15 @@ def _unreadable(error: OSError, path: str) -> InputError:
     return InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path)
 
 
-def _not_copied(error: OSError, path: str) -> InputError:
-    hint = f"Free some space in {tempfile.gettempdir()}, to which it is copied, or set TMPDIR."
-    return InputError(f"cannot be copied: {error.strerror}", hint, path=path)
+def _filled(copy: BinaryIO, source: BinaryIO | InputStream, path: str) -> BinaryIO:
+    """The temporary file `copy` with the content of a source, to be read from its start."""
+    try:
+        shutil.copyfileobj(source, copy)
+        copy.flush()
+        copy.seek(0)
+    except OSError as e:
+        raise remote.not_copied(e, path) from e
+    return copy
 
 
 @contextmanager
@@ -113,8 +113,8 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
         if is_growing:
             yield InputStream(sys.stdin.buffer, "<stdin>")
             return
-        with _spooled(sys.stdin.buffer, path) as spool:
-            yield InputStream(spool, "<stdin>")
+        with tempfile.TemporaryFile() as copy:
+            yield InputStream(_filled(cast(BinaryIO, copy), sys.stdin.buffer, path), "<stdin>")
         return
     if remote.is_url(path):
         with remote.fetched(path) as copy:
@@ -130,20 +130,8 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
         if is_growing or raw.seekable():
             yield InputStream(raw, path)
         else:
-            with _spooled(raw, path) as spool:
-                yield InputStream(spool, path)
-
-
-@contextmanager
-def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """Copy a pipe to disk, as a recording whose clocks need pairs is read twice."""
-    with tempfile.TemporaryFile() as spool:
-        try:
-            shutil.copyfileobj(pipe, spool)
-            spool.seek(0)
-        except OSError as e:
-            raise _not_copied(e, path) from e
-        yield cast(BinaryIO, spool)
+            with tempfile.TemporaryFile() as copy:
+                yield InputStream(_filled(cast(BinaryIO, copy), raw, path), path)
 
 
 @contextmanager

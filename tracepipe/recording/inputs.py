@@ -19,7 +19,7 @@ from tracepipe.clocks.maps import ClockMap, Method
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
 from tracepipe.event.model import Header, Layers, Problem, SourceNs
-from tracepipe.event.origins import Numbers, Origins, Renumbered, id_on
+from tracepipe.event.origins import Origins, Renumbered, id_on
 from tracepipe.event.tables import KEPT_MAX, Tables, new_tables
 from tracepipe.options import STANDARD
 from tracepipe.readers import UNDATED
@@ -152,25 +152,14 @@ class Inputs:
         return whole
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class _Several:
-    """Several recordings after their first reading, with the anchor and the numbers of each."""
+    """Several recordings after their first reading, with the anchor and the numbers of each. `is_one` is
+    whether they are parts of one capture, and `notes` are about all of them.
+    """
 
-    paths: Sequence[str]
-    options: InputOptions
-    progress: Progress | None
-    parts: Sequence[Part]
-    placed: Sequence[Anchor]
-    numbers: Sequence[Numbers]
-    origins: Origins
-    is_one: bool
-    """Whether the recordings are parts of one capture."""
-    notes: list[str]
-    """Notes that are about all of them."""
-
-    @classmethod
-    def of(cls, paths: Sequence[str], options: InputOptions, progress: Progress | None) -> _Several:
+    def __init__(self, paths: Sequence[str], options: InputOptions, progress: Progress | None) -> None:
         """Read the recordings for the first time. Raises InputError, FormatError, ClockError."""
+        self.paths, self.options, self.progress = paths, options, progress
         if members := options.members:
             known = zip(paths, members, strict=True)
             parts = [_part(path, one.name, options, one.header) for path, one in known]
@@ -195,9 +184,10 @@ class _Several:
                     f"{part.source.name} begins {-first_ns} ns before the common clock is 0",
                     f"Give each file an --offset FILE=NS that is {-first_ns} larger than now.",
                 )
-        is_one = len({part.capture for part in parts}) == 1
-        notes = [] if is_one else _gap_notes(parts, placed)
-        return cls(paths, options, progress, parts, placed, *numbered(parts), is_one, notes)
+        self.parts, self.placed = parts, placed
+        self.numbers, self.origins = numbered(parts)
+        self.is_one = len({part.capture for part in parts}) == 1
+        self.notes = [] if self.is_one else _gap_notes(parts, placed)
 
     @contextmanager
     def opened(self, at: int, tables: Tables) -> Iterator[Input]:
@@ -259,7 +249,7 @@ def open_inputs(
             tables = opened.recording.tables
             yield Inputs([Input(opened, reading)], header, tables, clock, start, Origins())
         return
-    several = _Several.of(paths, options, progress)
+    several = _Several(paths, options, progress)
     with ExitStack() as stack:
         tables = new_tables()
         parts = [stack.enter_context(several.opened(at, tables)) for at in range(len(paths))]
@@ -278,7 +268,7 @@ def open_separately(
         with open_inputs(paths, options, progress) as inputs:
             yield inputs
         return
-    several = _Several.of(paths, options, progress)
+    several = _Several(paths, options, progress)
     begun = zip(several.parts, several.placed, strict=True)
     firsts_ns = [part.survey.first_ns + anchor.offset_ns for part, anchor in begun if part.survey.is_begun]
     for at, part in enumerate(several.parts):

@@ -220,10 +220,15 @@ def _translated(url: str, failed: Callable[[str, Exception], TracepipeError]) ->
         raise failed(url, e) from e
 
 
+def not_copied(error: OSError, path: str) -> InputError:
+    """The error for an input of which no temporary copy can be made."""
+    hint = f"Free some space in {tempfile.gettempdir()}, to which it is copied, or set TMPDIR."
+    return InputError(f"cannot be copied: {error.strerror}", hint, path=path)
+
+
 def _unreadable(url: str, error: Exception) -> TracepipeError:
     if isinstance(error, OSError) and error.errno in _FULL:
-        hint = f"Free some space in {tempfile.gettempdir()}, to which it is copied, or set TMPDIR."
-        return InputError(f"cannot be copied: {error.strerror}", hint, path=url)
+        return not_copied(error, url)
     return InputError(f"cannot be read: {_why(error)}", _CHECK, path=url)
 
 

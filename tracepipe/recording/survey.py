@@ -267,16 +267,14 @@ def hosts_of(parts: Sequence[Part]) -> list[int]:
     the reference's host, unless the same tool recorded the same processes there at the same time.
     """
     first = reference([part.source for part in parts])
-    order = [first, *(at for at in range(len(parts)) if at != first)]
     hosts: list[list[Part]] = []
     of = [0] * len(parts)
-    for at in order:
-        part = parts[at]
-        number = next((host for host, members in enumerate(hosts) if _is_of(part, members)), len(hosts))
-        if number == len(hosts):
+    for at in sorted(range(len(parts)), key=lambda at: at != first):
+        found = (host for host, members in enumerate(hosts) if _is_of(parts[at], members))
+        of[at] = next(found, len(hosts))
+        if of[at] == len(hosts):
             hosts.append([])
-        hosts[number].append(part)
-        of[at] = number
+        hosts[of[at]].append(parts[at])
     return of
 
 
