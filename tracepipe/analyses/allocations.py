@@ -4,18 +4,21 @@ their sums and peaks.
 
 from __future__ import annotations
 
-import json
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from tracepipe.analyses.cuda_calls import rows_by_effect, rows_named, values_by_names
+from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.analyses.gpu_work import outermost_rows
-from tracepipe.event.columns import NONE, Bools, Floats, Int64s, Ints, distinct
+from tracepipe.event.columns import NONE, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
-from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE
+from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.libraries import np
-from tracepipe.store.args import integer, result_in, size_bytes_in
+from tracepipe.store.args import address_in, argument_text, integer, result_in, size_bytes_in
 from tracepipe.store.run import Run
 from tracepipe.store.schema import UNCLOSED
 
@@ -29,7 +32,6 @@ FAULTS = (IN_USE, FAILED, DOUBLE, UNKNOWN, REFUSED)
 """The faults; their order is that of the tables."""
 _NULL = hex(0)
 _INT64_MAX = (1 << 63) - 1
-_LOW_BITS = 32
 
 
 class _Event(NamedTuple):
@@ -49,11 +51,11 @@ class _Event(NamedTuple):
     site: str
 
 
-@dataclass(slots=True)
+@dataclass
 class Place:
-    """The memory of a kind that a process has on a GPU: the last and the most bytes, when the most were
-    reached, the allocations at an address that was freed before (`reused`), and the events without an address
-    (`unmatched`). `is_known`: sizes are known at all. `is_counted`: its bytes were counted.
+    """The memory of a kind that a process has on a GPU: its bytes over time, the allocations at an address
+    that was freed before (`reused`), and the events without an address (`unmatched`). `is_known`: sizes are
+    known at all.
     """
 
     number: int
@@ -61,16 +63,28 @@ class Place:
     pid: int | None
     gpu: int | None
     kind: str
-    total_bytes: int = 0
-    most_bytes: int = 0
-    most_ns: int = 0
     reused: int = 0
     unmatched: int = 0
     is_known: bool = False
-    is_counted: bool = False
+    changed_ns: array[int] = field(default_factory=lambda: array("q"))
+    """The times at which the bytes changed, and the bytes from then on."""
+    steps_bytes: array[int] = field(default_factory=lambda: array("q"))
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes at the end."""
+        return self.steps_bytes[-1] if self.steps_bytes else 0
+
+    @cached_property
+    def peak(self) -> tuple[int, int]:
+        """The most bytes, and when they were first reached."""
+        if not self.steps_bytes:
+            return 0, 0
+        at = int(np.argmax(self.steps_bytes))
+        return self.steps_bytes[at], self.changed_ns[at]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Allocations:
     """Allocations, frees and faults: a row for each event, sorted by time, in columns of shape `(rows,)`.
     `from_calls`: they are from calls, as the recording has no memory events.
@@ -78,7 +92,7 @@ class Allocations:
 
     from_calls: bool
     places: list[Place]
-    counted: Ints
+    counted: list[Place]
     """The places whose bytes were counted, in the order of their first events."""
     sites: list[str]
     addresses: list[str]
@@ -94,16 +108,11 @@ class Allocations:
     """Index into `FAULTS`, NONE for none."""
     before: Int64s
     """For a fault, the row of the first free, or of the allocation that has the address; NONE without."""
-    is_made: Bools
-    """Whether it is an allocation."""
+    is_made: Int64s
+    """Whether it is an allocation, 0 or 1."""
     ended: Int64s
     """For an allocation, the row of its free, or of the allocation that got its address while it was in use;
     NONE where no end is known."""
-    steps: tuple[Int64s, Int64s, Int64s]
-    """Times, places, and the bytes of the place from then on."""
-
-    def __len__(self) -> int:
-        return len(self.at_ns)
 
 
 class _Arguments(NamedTuple):
@@ -119,8 +128,6 @@ class _Arguments(NamedTuple):
     @classmethod
     def of(cls, args: dict[str, Any]) -> _Arguments:
         """The arguments that are known."""
-        if not args:
-            return cls(*(None,) * 6)
         totals = (_whole(args.get(name)) for name in ("total_bytes", "total_allocated"))
         size_bytes, result = integer(size_bytes_in(args)), integer(result_in(args))
         known_bytes = size_bytes if size_bytes is not None and size_bytes >= 0 else None
@@ -206,10 +213,8 @@ def _optional(values: Ints) -> list[int | None]:
 
 def _text(value: object) -> str | None:
     """A value of an argument as text."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    return text.encode("utf-8", "replace").decode()
+    text = argument_text(value)
+    return text and text.encode("utf-8", "replace").decode()
 
 
 def _whole(value: object) -> int | None:
@@ -221,12 +226,9 @@ def _whole(value: object) -> int | None:
 
 def _address(args: dict[str, Any]) -> str | None:
     """The address among arguments as hexadecimal, from any notation."""
-    value = next((args[key] for key in ADDRESS_KEYS if key in args), None)
-    if value is None:
-        return None
-    text = str(value).encode("utf-8", "replace").decode()
+    text = address_in(args)
     try:
-        return hex(int(text, 0))
+        return text and hex(int(text, 0))
     except ValueError:
         return text
 
@@ -300,8 +302,7 @@ class _Following:
         """By key: the row of the allocation that has the address, and the row of its last free; else NONE."""
         self._rows: list[tuple[int, ...]] = []
         self._ended: list[int] = []
-        self._counted: list[int] = []
-        self._steps: list[tuple[int, int, int]] = []
+        self._counted: list[Place] = []
 
     def follow(self, event: _Event) -> None:
         """Process the next event; events are sorted by time."""
@@ -318,28 +319,10 @@ class _Following:
 
     def found(self, from_calls: bool) -> Allocations:
         """The allocations that were followed. Nothing may follow afterwards."""
-        at_ns, size, tid, place, site, key, fault, before, is_made = (
-            np.array(self._rows, np.int64).reshape(-1, 9).T
-        )
-        steps_ns, step_place, step_bytes = np.array(self._steps, np.int64).reshape(-1, 3).T
-        return Allocations(
-            from_calls,
-            self._by_number,
-            np.array(self._counted, np.int64),
-            [*self._sites],
-            [address for _, address, _ in self._keys],
-            at_ns,
-            size,
-            tid,
-            place,
-            site,
-            key,
-            fault,
-            before,
-            is_made.astype(np.bool_),
-            np.array(self._ended, np.int64),
-            (steps_ns, step_place, step_bytes),
-        )
+        columns = np.array(self._rows, np.int64).reshape(-1, 9).T, [np.array(self._ended, np.int64)]
+        addresses = [address for _, address, _ in self._keys]
+        places, counted = self._by_number, self._counted
+        return Allocations(from_calls, places, counted, [*self._sites], addresses, *chain(*columns))
 
     def _place(self, pid: int | None, gpu: int | None, kind: str) -> Place:
         place = self._places.get((pid, gpu, kind))
@@ -389,14 +372,11 @@ class _Following:
     def _count(self, place: Place, at_ns: int, change_bytes: int, known_bytes: int | None = None) -> None:
         total = place.total_bytes + change_bytes if known_bytes is None else known_bytes
         # A negative sum comes from allocations that were made before the recording began.
-        total = place.total_bytes = min(max(0, total), _INT64_MAX)
-        if total > place.most_bytes or not place.is_counted:
-            place.most_bytes, place.most_ns = total, at_ns
-        if not place.is_counted:
-            place.is_counted = True
-            self._counted.append(place.number)
+        place.steps_bytes.append(min(max(0, total), _INT64_MAX))
+        place.changed_ns.append(at_ns)
+        if len(place.changed_ns) == 1:
+            self._counted.append(place)
         place.is_known |= change_bytes != 0 or known_bytes is not None
-        self._steps.append((at_ns, place.number, total))
 
     def _alloc(self, event: _Event, side: str) -> None:
         kind = MANAGED if side == DEVICE and "Managed" in event.site else side
@@ -465,87 +445,59 @@ def ends_of(run: Run) -> Int64s:
     return distinct(shapes.numbers("pid", gone, NONE))
 
 
-class AllocationSums:
-    """The number and the bytes of the allocations in each of `count` groups. `numbers` has the group of each
-    row, shape `(rows,)`.
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The allocations of a group: one of its rows, their number and bytes, how many were never freed, and the
+    bytes of these; the percentiles of the known sizes, and of the times from allocation to free.
+
+    Bytes are None where no size is known, and those that were never freed where no address was recorded.
     """
 
-    def __init__(self, found: Allocations, numbers: Ints, count: int) -> None:
-        size, of = found.size_bytes[found.is_made], numbers[found.is_made]
-        has_address, is_sized = found.key[found.is_made] != NONE, size != NONE
-        is_live = has_address & (found.ended[found.is_made] == NONE)
-        self.count, self._sized, self._addressed, self._live, self._live_sized = (
-            np.bincount(of[which], minlength=count)
-            for which in (slice(None), is_sized, has_address, is_live, is_live & is_sized)
-        )
-        self._bytes, self._live_bytes = np.zeros((2, count, 2), np.int64)
-        for halves, which in ((self._bytes, is_sized), (self._live_bytes, is_live & is_sized)):
-            # In two halves, as sums of many large sizes exceed 64 bits.
-            np.add.at(halves[:, 0], of[which], size[which] >> _LOW_BITS)
-            np.add.at(halves[:, 1], of[which], size[which] & ((1 << _LOW_BITS) - 1))
-
-    def bytes_of(self, number: int) -> int | None:
-        """The bytes of a group's allocations with known sizes; None where it has some, but no size
-        is known.
-        """
-        return _known(self._bytes[number], self.count[number], self._sized[number])
-
-    def never_freed(self, number: int) -> tuple[int | None, int | None]:
-        """How many of a group were never freed, and their bytes; None where no address was recorded."""
-        if self.count[number] and not self._addressed[number]:
-            return None, None
-        live = int(self._live[number])
-        return live, _known(self._live_bytes[number], live, self._live_sized[number])
-
-    def most_first(self) -> Int64s:
-        """The groups that have allocations, those with the most bytes that were never freed first, then by
-        all bytes. Shape `(n,)`.
-        """
-        all_bytes, live_bytes = (
-            of[:, 0] * float(1 << _LOW_BITS) + of[:, 1] for of in (self._bytes, self._live_bytes)
-        )
-        some = np.flatnonzero(self.count)
-        return some[np.lexsort((-all_bytes[some], -live_bytes[some]))]
+    row: int
+    count: int
+    total_bytes: int | None
+    never_freed: int | None
+    never_freed_bytes: int | None
+    sizes: list[int] | None
+    lived_ns: list[int] | None
 
 
-def _known(halves: Ints, count: int, sized: int) -> int | None:
-    total = (int(halves[0]) << _LOW_BITS) + int(halves[1])
-    return total if sized or not count else None
+def groups_of(run: Run, found: Allocations, by: str, top: int = 0) -> tuple[list[Group], int]:
+    """The allocations in groups `by` some columns in SQL, those with the most bytes that were never freed
+    first, then those with the most bytes: the first `top`, or all for 0, and how many there are.
+    """
+    # Another allocation at the address is no free.
+    was_freed = (found.is_made == 1) & (found.ended != NONE) & (found.is_made[found.ended] == 0)
+    events = {name: getattr(found, name) for name in ("site", "tid", "place", "size_bytes")} | {
+        "number": np.arange(len(found.at_ns)),
+        "has_address": found.key != NONE,
+        "is_live": (found.key != NONE) & (found.ended == NONE),
+        "lived_ns": np.where(was_freed, found.at_ns[found.ended] - found.at_ns, NONE),
+    }
+    percentiles = f"[{', '.join(f'{percent / 100}' for percent in PERCENTS)}]"
+    rows = run.store.rows(
+        f"""select min(number), count(*), sum(size_bytes) filter (size_bytes >= 0) as total_bytes,
+            if(bool_or(has_address), count(*) filter (is_live), null) as live,
+            if(live = 0, 0, sum(size_bytes) filter (is_live and size_bytes >= 0)) as live_bytes,
+            quantile_disc(size_bytes, {percentiles}) filter (size_bytes >= 0),
+            quantile_disc(lived_ns, {percentiles}) filter (lived_ns >= 0), count(*) over ()
+        from events group by {by}
+        order by coalesce(live_bytes, 0) desc, coalesce(total_bytes, 0) desc, {by}
+        {f"limit {top}" if top > 0 else ""}""",
+        events={name: column[found.is_made == 1] for name, column in events.items()},
+    )
+    return [Group(*cells) for *cells, _ in rows], rows[0][-1] if rows else 0
 
 
-class Sites:
-    """Allocations in groups by site (the call that made them), thread and place, sorted by these."""
-
-    def __init__(self, found: Allocations) -> None:
-        self._found = found
-        numbers, self._first = number_rows(found.site, found.tid, found.place)
-        self.sums = AllocationSums(found, numbers, len(self._first))
-        rows = np.flatnonzero(found.is_made)
-        self._rows = RowsByNumber(numbers[rows], rows)
-
-    def first(self, number: int) -> int:
-        """The first row of a group."""
-        return int(self._first[number])
-
-    def sizes(self, number: int) -> Int64s:
-        """The known sizes of a group's allocations. Shape `(n,)`."""
-        sizes = self._found.size_bytes[self._rows.of(number)]
-        known: Int64s = sizes[sizes != NONE]
-        return known
-
-    def lived_ns(self, number: int) -> Int64s:
-        """The times from allocation to free of a group's allocations that were freed. Shape `(n,)`."""
-        rows, found = self._rows.of(number), self._found
-        ended = found.ended[rows]
-        # Another allocation at the address is no free.
-        was_freed = (ended != NONE) & ~found.is_made[ended]
-        lived_ns: Int64s = found.at_ns[ended[was_freed]] - found.at_ns[rows[was_freed]]
-        return lived_ns
+def groups_by_place(run: Run, found: Allocations) -> list[Group]:
+    """The allocations of each of `Allocations.places`."""
+    groups = {int(found.place[one.row]): one for one in groups_of(run, found, "place")[0]}
+    return [groups.get(place.number, Group(NONE, 0, 0, 0, 0, None, None)) for place in found.places]
 
 
 def never_freed(found: Allocations) -> Int64s:
     """The rows of allocations that were never freed, the largest first. Shape `(n,)`."""
-    rows = np.flatnonzero(found.is_made & (found.key != NONE) & (found.ended == NONE))
+    rows = np.flatnonzero((found.is_made == 1) & (found.key != NONE) & (found.ended == NONE))
     return rows[np.argsort(-np.maximum(found.size_bytes[rows], 0), kind="stable")]
 
 
@@ -557,71 +509,43 @@ def faults_of(found: Allocations) -> Int64s:
 
 def given_again(found: Allocations) -> int:
     """How many allocations end because their address was allocated again."""
-    return int(np.count_nonzero(found.is_made[found.ended[found.ended != NONE]]))
+    return int(found.is_made[found.ended[found.ended != NONE]].sum())
 
 
-def places_with_most(found: Allocations, most: int) -> tuple[Ints, int]:
-    """The `most` places with the highest peaks, or all for 0, shape `(n,)`, and how many others there are."""
-    some = found.counted
-    if not 0 < most < len(some):
-        return some, 0
-    peaks = np.array([found.places[number].most_bytes for number in some.tolist()])
-    return some[np.sort(np.argsort(-peaks, kind="stable")[:most])], len(some) - most
+def places_with_most(found: Allocations, most: int) -> tuple[list[Place], int]:
+    """The `most` places with the highest peaks, or all for 0, and how many others there are."""
+    places = found.counted
+    if not 0 < most < len(places):
+        return places, 0
+    shown = sorted(range(len(places)), key=lambda at: -places[at].peak[0])[:most]
+    return [places[at] for at in sorted(shown)], len(places) - most
 
 
-def steps_of(found: Allocations, places: Ints) -> Iterator[tuple[int, Int64s, Int64s]]:
-    """Yield each of some places, with the times at which its bytes changed and the bytes from then on, shapes
-    `(steps,)`.
+def live_at(run: Run, found: Allocations, pids: Int64s, at_ns: Int64s) -> list[tuple[int, int]]:
+    """How many allocations of processes were live at some times, and their bytes: those that began before,
+    and had not ended by then. A pid may be NONE. Shapes `(n,)`.
     """
-    ts_ns, of, total_bytes = found.steps
-    by_place = RowsByNumber(of)
-    for place in places.tolist():
-        rows = by_place.of(place)
-        yield place, ts_ns[rows], total_bytes[rows]
-
-
-_Sums = tuple[Int64s, Floats]
-"""Sorted times, and the sum of the bytes before each and of all; shapes `(n,)` and `(n + 1,)`."""
-
-
-class LiveAt:
-    """Answers how many allocations of a process were live at a time, and their bytes."""
-
-    def __init__(self, found: Allocations) -> None:
-        self._found = found
-        pids = np.array([NONE if place.pid is None else place.pid for place in found.places], np.int64)
-        rows = np.flatnonzero(found.is_made & (found.key != NONE))
-        self._rows = RowsByNumber(pids[found.place[rows]], rows)
-        self._sums: dict[int, tuple[_Sums, _Sums]] = {}
-
-    def at(self, pid: int | None, at_ns: int) -> tuple[int, int]:
-        """The count and the bytes of the allocations that began before a time, and had not ended by then."""
-        known = NONE if pid is None else pid
-        if known not in self._sums:
-            # Only one process is kept, as processes seldom end contexts in turn.
-            self._sums = {known: self._sums_of(self._rows.of(known))}
-        begun, ended = (_before(sums, at_ns) for sums in self._sums[known])
-        return begun[0] - ended[0], round(begun[1] - ended[1])
-
-    def _sums_of(self, rows: Ints) -> tuple[_Sums, _Sums]:
-        """The sorted begins of allocations and their cumulative bytes, and the same for their ends."""
-        at_ns, size = self._found.at_ns, np.maximum(self._found.size_bytes[rows], 0)
-        ended = self._found.ended[rows]
-        has_ended = ended != NONE
-        # An allocation that ends in the ns of its begin is never live.
-        ends_ns = np.maximum(at_ns[ended[has_ended]], at_ns[rows[has_ended]] + 1) - 1
-        order = np.argsort(ends_ns, kind="stable")
-        return (at_ns[rows], _sums(size)), (ends_ns[order], _sums(size[has_ended][order]))
-
-
-def _sums(sizes: Ints) -> Floats:
-    return np.concatenate([[0.0], np.cumsum(sizes, dtype=np.float64)])
-
-
-def _before(sums: _Sums, at_ns: int) -> tuple[int, float]:
-    """How many times are before `at_ns`, and the sum of their bytes."""
-    place = int(np.searchsorted(sums[0], at_ns, "left"))
-    return place, float(sums[1][place])
+    rows = np.flatnonzero((found.is_made == 1) & (found.key != NONE))
+    of_place = np.array([NONE if place.pid is None else place.pid for place in found.places], np.int64)
+    ended = found.ended[rows]
+    made = {
+        "pid": of_place[found.place[rows]],
+        "at_ns": found.at_ns[rows],
+        "end_ns": np.where(ended == NONE, _INT64_MAX, found.at_ns[ended]),
+        "size_bytes": np.maximum(found.size_bytes[rows], 0),
+    }
+    # An allocation that ends in the ns of its begin is never live.
+    return run.store.rows(
+        """select count, size_bytes from (
+            select number, sum(change) over past as count, sum(change_bytes) over past as size_bytes from (
+                select pid, at_ns, 0 as change, 0 as change_bytes, number from asked
+                union all select pid, at_ns + 1, 1, size_bytes, -1 from made
+                union all select pid, greatest(end_ns, at_ns + 1), -1, -size_bytes, -1 from made)
+            window past as (partition by pid order by at_ns range unbounded preceding))
+        where number >= 0 order by number""",
+        made=made,
+        asked={"pid": pids, "at_ns": at_ns, "number": np.arange(len(pids))},
+    )
 
 
 # The most allocations and frees that are followed: each takes some hundred bytes of memory.
@@ -677,17 +601,9 @@ def allocations_in(run: Run) -> int:
 def peaks_of(run: Run) -> list[Peak]:
     """The peaks of each process and GPU, the highest first."""
     found = allocations(run, sites=False)
-    sums = AllocationSums(found, found.place, len(found.places))
     peaks = [
-        Peak(
-            place.pid,
-            place.gpu,
-            place.most_bytes,
-            place.most_ns,
-            int(sums.count[place.number]),
-            *(of or 0 for of in sums.never_freed(place.number)),
-        )
-        for place in found.places
-        if place.kind in (DEVICE, MANAGED) and place.is_known and place.most_bytes
+        Peak(place.pid, place.gpu, *place.peak, of.count, of.never_freed or 0, of.never_freed_bytes or 0)
+        for place, of in zip(found.places, groups_by_place(run, found), strict=True)
+        if place.kind in (DEVICE, MANAGED) and place.is_known and place.peak[0]
     ]
     return sorted(peaks, key=lambda peak: -peak.peak_bytes)

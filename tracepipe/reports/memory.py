@@ -12,21 +12,21 @@ from tracepipe.analyses.allocations import (
     FAULTS,
     IN_USE,
     Allocations,
-    AllocationSums,
-    LiveAt,
+    Group,
     Place,
-    Sites,
     allocations,
     ends_of,
     faults_of,
     given_again,
+    groups_by_place,
+    groups_of,
     keeps_segments,
+    live_at,
     never_freed,
     places_with_most,
-    steps_of,
 )
 from tracepipe.analyses.cuda_calls import calls_named
-from tracepipe.analyses.distribution import PERCENTS, of_values
+from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.event.columns import NONE, Ints
 from tracepipe.libraries import np
 from tracepipe.options import Option
@@ -35,8 +35,6 @@ from tracepipe.reports.report import Column, Drawing, Report, Result, Table, not
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text
 
-# The percentiles among the cells of `LENGTH_COLUMNS`.
-_PERCENTILES = slice(2, 2 + len(PERCENTS))
 _CHART_ROWS = 4
 _LABEL_COLUMNS = 10
 _CELLS_MIN = 20
@@ -61,7 +59,7 @@ def run(run: Run, options: Options) -> Result:
     result = Result("MEMORY")
     places, left_out = places_with_most(found, _PLACES_MAX if options.top > 0 else 0)
     faults = faults_of(found)
-    if not len(places) and not len(faults):
+    if not places and not len(faults):
         result.notes.append("no allocations were recorded, neither as events nor as calls")
         return result
     ended = {*ends_of(run).tolist()}
@@ -73,11 +71,14 @@ def run(run: Run, options: Options) -> Result:
 
     words = "process|processes or kind|kinds of memory, with lower peaks,"
     result.notes += not_listed(left_out, words)
-    if len(places):
+    if places:
         result.parts += [_places(run, found, places, until), _over_time(run, found, places)]
-    sites = Sites(found)
+    sites, count = groups_of(run, found, "site, tid, place", options.top)
+    if len(sites) < count:
+        result.notes.append(f"{count - len(sites)} more call sites are not listed: --top 0 lists all")
+    if sites:
+        result.parts.append(_sites(found, sites))
     for what, rows, make in (
-        ("call sites", sites.sums.most_first(), partial(_sites, sites)),
         ("allocations that were never freed", never_freed(found), partial(_never_freed, until=until)),
         ("faults", faults, _faults),
     ):
@@ -98,27 +99,28 @@ def _process(run: Run, pid: int | None) -> str:
     return run.process_name(pid) + ("" if pid is None else f" {pid}")
 
 
-def _places(run: Run, found: Allocations, places: Ints, until: _Until) -> Table:
-    sums = AllocationSums(found, found.place, len(found.places))
+def _places(run: Run, found: Allocations, places: list[Place], until: _Until) -> Table:
+    groups = groups_by_place(run, found)
     certainty = "bound" if _lost(run) else "exact"
     rows = [
         (
             _process(run, place.pid),
             place.gpu,
             place.kind,
-            int(sums.count[number]),
-            sums.bytes_of(number),
-            place.most_bytes if place.is_known else None,
-            place.most_ns - run.facts.start_ns if place.is_known else None,
+            of.count,
+            of.total_bytes,
+            place.peak[0] if place.is_known else None,
+            place.peak[1] - run.facts.start_ns if place.is_known else None,
             place.total_bytes if place.is_known else None,
-            *sums.never_freed(number),
+            of.never_freed,
+            of.never_freed_bytes,
             until(place.pid),
             place.reused,
             place.unmatched,
             certainty,
         )
-        for number in places.tolist()
-        for place in (found.places[number],)
+        for place in places
+        for of in (groups[place.number],)
     ]
     columns = (
         Column("process", "process"),
@@ -146,7 +148,7 @@ def _places(run: Run, found: Allocations, places: Ints, until: _Until) -> Table:
     return Table("processes", "Memory of each process", columns, rows, note)
 
 
-def _over_time(run: Run, found: Allocations, places: Ints) -> Drawing:
+def _over_time(run: Run, found: Allocations, places: list[Place]) -> Drawing:
     drawn, left_out = places_with_most(found, _PLACES_MAX)
     base_ns, end_ns = run.facts.start_ns, max(run.facts.end_ns, run.facts.start_ns + 1)
 
@@ -155,14 +157,15 @@ def _over_time(run: Run, found: Allocations, places: Ints) -> Drawing:
         window = Window(base_ns, end_ns, max(_CELLS_MIN, columns - _LABEL_COLUMNS))
         yield "Bytes over time"
         yield " " * _LABEL_COLUMNS + axis(window, base_ns)
-        for number, times, sizes in steps_of(found, drawn):
-            place = found.places[number]
+        for place in drawn:
             if not place.is_known:
                 yield f"{_title(run, place)}: sizes are not recorded"
                 continue
             yield _title(run, place)
-            lines = steps_chart(window, times, sizes, place.most_bytes, _CHART_ROWS, glyphs)
-            labels = [size_text(place.most_bytes), *[""] * (_CHART_ROWS - 2), "0 B"]
+            most_bytes, _ = place.peak
+            times, sizes = np.asarray(place.changed_ns), np.asarray(place.steps_bytes)
+            lines = steps_chart(window, times, sizes, most_bytes, _CHART_ROWS, glyphs)
+            labels = [size_text(most_bytes), *[""] * (_CHART_ROWS - 2), "0 B"]
             for label, line in zip(labels, lines, strict=True):
                 yield f"{label:>{_LABEL_COLUMNS - 1}} {line}".rstrip()
         yield "A cell shows the most that was allocated in it."
@@ -170,9 +173,8 @@ def _over_time(run: Run, found: Allocations, places: Ints) -> Drawing:
             yield f"{left_out} more, with lower peaks, are not drawn."
 
     def data() -> Iterator[dict[str, Any]]:
-        for number, times, sizes in steps_of(found, places):
-            place = found.places[number]
-            steps = zip(times.tolist(), sizes.tolist(), strict=True)
+        for place in places:
+            steps = zip(place.changed_ns, place.steps_bytes, strict=True)
             yield {
                 "process": _process(run, place.pid),
                 "pid": place.pid,
@@ -193,22 +195,22 @@ def _known(value: int) -> int | None:
     return None if value == NONE else int(value)
 
 
-def _sites(sites: Sites, run: Run, found: Allocations, shown: list[int]) -> Table:
+def _sites(found: Allocations, shown: list[Group]) -> Table:
     """Allocations by call and thread."""
 
-    def row(number: int) -> tuple[Any, ...]:
-        first = sites.first(number)
-        place = found.places[found.place[first]]
+    def row(of: Group) -> tuple[Any, ...]:
+        place, unknown = found.places[found.place[of.row]], [None] * len(PERCENTS)
         return (
-            found.sites[found.site[first]],
-            _known(found.tid[first]),
+            found.sites[found.site[of.row]],
+            _known(found.tid[of.row]),
             place.gpu,
             place.kind,
-            int(sites.sums.count[number]),
-            sites.sums.bytes_of(number),
-            *of_values(sites.sizes(number))[_PERCENTILES],
-            *of_values(sites.lived_ns(number))[_PERCENTILES],
-            *sites.sums.never_freed(number),
+            of.count,
+            of.total_bytes,
+            *(of.sizes or unknown),
+            *(of.lived_ns or unknown),
+            of.never_freed,
+            of.never_freed_bytes,
         )
 
     columns = (
@@ -299,7 +301,7 @@ def _lost(run: Run) -> dict[str, int]:
 
 
 def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
-    allocated = int(np.count_nonzero(found.is_made))
+    allocated = int(found.is_made.sum())
     if found.from_calls and (allocated or len(faults)):
         yield "the recording has no memory events: allocations are those of the calls that succeeded"
     kinds = np.unique(found.fault[np.sort(faults)], return_index=True, return_counts=True)
@@ -321,7 +323,7 @@ def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
             f"{agree(unmatched, 'it|they')} cannot be matched, and {agree(unmatched, 'is|are')} not among "
             "the never freed; a free without address and size does not reduce the bytes"
         )
-    if unsized := int(np.count_nonzero(found.is_made & (found.size_bytes == NONE))):
+    if unsized := int(found.is_made[found.size_bytes == NONE].sum()):
         yield counted(unsized, "allocation|allocations has|have no size: it|they is|are counted with 0 bytes")
     yield from _ended_contexts(run, found)
     for layer, count in _lost(run).items():
@@ -340,10 +342,10 @@ def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     rows = calls_named(run, _CONTEXT_ENDS)
     if not len(rows):
         return
-    calls, live, noted, more = run.layer("userspace").rows(rows), LiveAt(found), 0, 0
+    calls, noted, more = run.layer("userspace").rows(rows), 0, 0
     names, pids = run.shapes.texts("name", calls.shape), run.shapes.numbers("pid", calls.shape, NONE)
-    for name, pid, at_ns in zip(names, pids.tolist(), calls.end_ns.tolist(), strict=True):
-        count, size_bytes = live.at(_known(pid), at_ns)
+    live = live_at(run, found, pids, calls.end_ns)
+    for name, at_ns, (count, size_bytes) in zip(names, calls.end_ns.tolist(), live, strict=True):
         if count and noted < _CONTEXTS_MAX:
             noted += 1
             at = duration_text(at_ns - run.facts.start_ns)

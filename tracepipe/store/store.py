@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -77,10 +78,22 @@ class Store:
         values["outcomes"] = Outcomes(**values["outcomes"])
         return Facts(**values)
 
-    def rows(self, sql: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of an answer."""
-        found: list[tuple[Any, ...]] = self.ask(lambda: self._con.execute(sql, given).fetchall())
-        return found
+    def rows(self, sql: str, given: Sequence[Any] = (), **tables: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The rows of an answer. `tables` are tables of numpy columns, which the question may name."""
+        with self._with(tables):
+            found: list[tuple[Any, ...]] = self.ask(lambda: self._con.execute(sql, given).fetchall())
+            return found
+
+    @contextmanager
+    def _with(self, tables: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+        """The connection has more tables meanwhile."""
+        for name, table in tables.items():
+            self._con.register(name, {key: np.ascontiguousarray(column) for key, column in table.items()})
+        try:
+            yield
+        finally:
+            for name in tables:
+                self._con.unregister(name)
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """The answer to a question, for which DuckDB gets more memory if it has too little. Raises what the
@@ -97,18 +110,11 @@ class Store:
                 self._memory_mb *= 4
                 self._con.execute(f"set memory_limit = '{self._memory_mb}MB'")
 
-    def columns(self, sql: str, **tables: dict[str, Any]) -> dict[str, Any]:
-        """The columns of an answer as numpy arrays. `tables` are tables of numpy columns, which the question
-        may name. Numbers must not be null.
-        """
-        for name, table in tables.items():
-            self._con.register(name, {key: np.ascontiguousarray(column) for key, column in table.items()})
-        try:
+    def columns(self, sql: str, **tables: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of an answer as numpy arrays, with `tables` as in `rows`. Numbers must not be null."""
+        with self._with(tables):
             found: dict[str, Any] = self.ask(lambda: self._con.execute(sql).fetchnumpy())
             return found
-        finally:
-            for name in tables:
-                self._con.unregister(name)
 
     def column(self, table: str, name: str) -> Any:
         """A column of a table in the order of its rows; of spans, in the order of their ids."""
