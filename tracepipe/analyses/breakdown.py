@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
@@ -27,7 +25,7 @@ _LAYER_OF = {
     "driver": "kernel",
     OFF_CPU: "scheduler",
 }
-# The longest `_Line`: its positions are integers of 64 bits.
+# The longest line of threads: its positions are integers of 64 bits.
 _LINE_NS = 1 << 62
 
 
@@ -96,28 +94,41 @@ class HostTime:
         if not len(rows):
             return found | {"itself": starts_ns}
         begin_ns, end_ns = int(starts_ns.min()), int(ends_ns.max())
-        of_calls = _Spans(self._thread[calls.shape[rows]], starts_ns, ends_ns)
+        of_calls = self._thread[calls.shape[rows]], starts_ns, ends_ns
         spans = {}
         for layer in PARTS[1:]:
             of = self._run.layer(_LAYER_OF[layer])
             some = self._hooked(rows) if layer == HOOKED else self._rows_of(layer)
             some = some[(of.end_ns[some] > begin_ns) & (of.start_ns[some] < end_ns)]
-            spans[layer] = _Spans(
-                self._thread[of.shape[some]],
-                np.maximum(of.start_ns[some], begin_ns),
-                np.minimum(of.end_ns[some], end_ns),
-            )
-        threads = distinct(of_calls.thread)
-        at_once = max(1, _LINE_NS // (end_ns - begin_ns + 2))
-        for first in range(0, len(threads), at_once):
-            line = _Line(begin_ns, end_ns, threads[first : first + at_once])
-            places, start, end = line.placed(of_calls)
+            start, end = (np.clip(ns[some], begin_ns, end_ns) for ns in (of.start_ns, of.end_ns))
+            spans[layer] = self._thread[of.shape[some]], start, end
+        every = distinct(of_calls[0])
+        # Threads are laid one after the other on a line, so one search serves all of them. A gap of 1 ns at
+        # both ends of each thread separates them.
+        distance = end_ns - begin_ns + 2
+        at_once = max(1, _LINE_NS // distance)
+
+        def on_line(threads: Ints, thread: Ints, *times_ns: Int64s) -> tuple[Int64s, ...]:
+            """The indices of the spans of some threads, and their times on the line."""
+            at = np.minimum(np.searchsorted(threads, thread), len(threads) - 1)
+            some = np.flatnonzero(threads[at] == thread)
+            return some, *(at[some] * distance + 1 + ns[some] - begin_ns for ns in times_ns)
+
+        for first in range(0, len(every), at_once):
+            threads = every[first : first + at_once]
+            begins = np.arange(len(threads), dtype=np.int64) * distance
+            places, start, end = on_line(threads, *of_calls)
             covered, inside_ns = nothing(), np.zeros(len(start), np.int64)
             for layer in reversed(PARTS[1:]):
-                _, *ends = line.placed(spans[layer])
+                _, *ends = on_line(threads, *spans[layer])
                 stretches = Stretches(*ends)
                 if layer == OFF_CPU:
-                    stretches = stretches.joined(line.outside(self._first_ns, self._last_ns)).gaps()
+                    # Where it is not known that a thread was off the CPU: before it first ran, and after it
+                    # last did; for a thread that never ran, all of the time.
+                    ran = (np.clip(ns[threads], begin_ns, end_ns) for ns in (self._first_ns, self._last_ns))
+                    _, from_, until = on_line(threads, threads, *ran)
+                    before = Stretches(begins, from_)
+                    stretches = stretches.joined(before).joined(Stretches(until, begins + distance)).gaps()
                 covered = covered.joined(stretches)
                 now_ns = covered.covered_ns(start, end)
                 found[layer][places] = now_ns - inside_ns
@@ -139,40 +150,6 @@ class HostTime:
         return np.flatnonzero(inside & (hooks.kind != INSTANT))
 
 
-class _Spans(NamedTuple):
-    """Stretches of threads, which are known by numbers. Shapes `(n,)`."""
-
-    thread: Ints
-    start_ns: Int64s
-    end_ns: Int64s
-
-
-class _Line:
-    """Threads in a stretch of time, laid one after the other on a line, so one search serves all of them. A
-    gap of 1 ns at both ends of each thread separates them.
-    """
-
-    def __init__(self, begin_ns: int, end_ns: int, threads: Ints) -> None:
-        self._begin_ns, self._end_ns, self._threads = begin_ns, end_ns, threads
-        self._starts = np.arange(len(threads), dtype=np.int64) * (end_ns - begin_ns + 2)
-
-    def placed(self, spans: _Spans) -> tuple[Int64s, Int64s, Int64s]:
-        """The indices of the spans that belong to the threads, and their starts and ends on the line."""
-        at = np.minimum(np.searchsorted(self._threads, spans.thread), len(self._threads) - 1)
-        some = np.flatnonzero(self._threads[at] == spans.thread)
-        first = self._starts[at[some]] + 1 - self._begin_ns
-        return some, first + spans.start_ns[some], first + spans.end_ns[some]
-
-    def outside(self, from_ns: Int64s, until_ns: Int64s) -> Stretches:
-        """The stretches before each thread's first time, and after its last; arguments are by thread."""
-        begin_ns, end_ns = self._begin_ns, self._end_ns
-        # For a thread without times, everything is before the first.
-        first = np.clip(from_ns[self._threads], begin_ns, end_ns) - begin_ns
-        last = np.clip(until_ns[self._threads], begin_ns, end_ns) - begin_ns
-        before = Stretches(self._starts, self._starts + 1 + first)
-        return before.joined(Stretches(self._starts + 1 + last, self._starts + (end_ns - begin_ns + 2)))
-
-
 class Breakdown:
     """The time of calls of known length by layer: `PARTS`, each also with its inner parts (`… inclusive`),
     and `GPU`.
@@ -188,20 +165,13 @@ class Breakdown:
         self._has_gpu = np.zeros(len(rows), np.bool_)
         self.launched = 0
         """How many kernels and copies on a GPU were launched by a call, of these rows or others."""
-        self._add_gpu(LaunchCalls(run))
-
-    def _add_gpu(self, launches: LaunchCalls) -> None:
-        wanted = np.zeros(len(self._layer), np.bool_)
-        wanted[self._rows] = True
-        for name in ("gpu_kernel", "transfer"):
-            work, rows = launches.work(name)
-            call = launches.find(work, rows)
-            self.launched += int(np.count_nonzero(call != NONE))
-            rows, call = rows[call != NONE], call[call != NONE]
-            around = nearest_of_some(self._layer.parent, wanted, call)
-            rows, around = rows[around != NONE], around[around != NONE]
-            at = np.searchsorted(self._rows, around)
-            np.add.at(self._ns[GPU], at, work.end_ns[rows] - work.start_ns[rows])
+        is_wanted = np.zeros(len(self._layer), np.bool_)
+        is_wanted[rows] = True
+        for work, done, call in LaunchCalls(run).launched():
+            self.launched += len(call)
+            around = nearest_of_some(self._layer.parent, is_wanted, call)
+            done, at = done[around != NONE], np.searchsorted(rows, around[around != NONE])
+            np.add.at(self._ns[GPU], at, work.end_ns[done] - work.start_ns[done])
             self._has_gpu[at] = True
 
     def lengths_ns(self, some: Ints) -> Int64s:

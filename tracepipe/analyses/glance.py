@@ -86,7 +86,7 @@ def glance_of(run: Run) -> Glance:
     found.lines = gpu_by_line(run) if found.shares else []
     if found.shares and not found.lines and len(run.layer("annotation")):
         if len(run.layer("annotation")) <= RANGES_MAX:
-            found.ranges = [row for row in ranges_by_gpu_time(run, own=True).first(_LISTED) if row[5]]
+            found.ranges = [row for row in ranges_by_gpu_time(run, _LISTED, own=True)[0] if row[5]]
         else:
             found.notes.append(
                 f"ranges are not shown, as there are over {RANGES_MAX:,}: tracepipe annotations shows them"

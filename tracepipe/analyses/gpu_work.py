@@ -217,15 +217,18 @@ class LaunchCalls:
         )
         self._ids, self._rows, self._starts_ns = found["launch"], found["id"], found["start_ns"]
 
-    def work(self, name: str) -> tuple[Layer, Int64s]:
-        """A layer of work, and its rows that have a launch id and a length; of copies, only those on a
-        GPU."""
-        work, shapes = self._run.layer(name), self._run.shapes
-        every = np.arange(len(shapes), dtype=np.int32)
-        flags = shapes.has_launch(every)
-        if name == "transfer":
-            flags = flags & (shapes.column("gpu", every) != NONE)
-        return work, np.flatnonzero(flags[work.shape] & work.has_length)
+    def launched(self) -> Iterator[tuple[Layer, Int64s, Int64s]]:
+        """Yield the kernels, then the copies on GPUs, whose length and whose call are known: their layer,
+        their rows, and the rows of the calls. Shapes `(n,)`.
+        """
+        shapes, every = self._run.shapes, np.arange(len(self._run.shapes), dtype=np.int32)
+        for name in ("gpu_kernel", "transfer"):
+            work, flags = self._run.layer(name), shapes.has_launch(every)
+            if name == "transfer":
+                flags = flags & (shapes.column("gpu", every) != NONE)
+            rows = np.flatnonzero(flags[work.shape] & work.has_length)
+            calls = self.find(work, rows)
+            yield work, rows[calls != NONE], calls[calls != NONE]
 
     def find(self, work: Layer, rows: Int64s) -> Int64s:
         """For each of some rows of work, the row of the call that launched it, NONE where none was recorded.

@@ -27,8 +27,7 @@ class Options:
 def run(run: Run, options: Options) -> Result:
     """The ranges of all threads by name, with the GPU's time for each name."""
     result = Result("ANNOTATIONS ON THE GPU")
-    ranges = ranges_by_gpu_time(run)
-    shown = ranges.first(options.top)
+    shown, count = ranges_by_gpu_time(run, options.top)
     columns = (
         Column("name", "range"),
         Column("count", "count", "count"),
@@ -42,7 +41,7 @@ def run(run: Run, options: Options) -> Result:
         "ranges", "Ranges by the GPU's time", columns, shown, _NOTE, empty="No ranges were recorded."
     )
     result.parts.append(table)
-    result.notes += not_listed(len(ranges) - len(shown), "name|names")
+    result.notes += not_listed(count - len(shown), "name|names")
     return result
 
 

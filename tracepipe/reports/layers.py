@@ -14,7 +14,7 @@ from tracepipe.analyses.functions import names_by_time
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct
+from tracepipe.event.columns import Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.intervals import Stretches
 from tracepipe.event.model import TIME_LIMIT_NS
@@ -318,12 +318,9 @@ def _off_cpu(run: Run, row: int) -> list[Item]:
 
 def _on_gpu(run: Run, row: int) -> list[tuple[Any, ...]]:
     """The kernels and copies that a call, or one inside it, launched."""
-    launches, found = LaunchCalls(run), list[tuple[Any, ...]]()
-    for name in ("gpu_kernel", "transfer"):
-        work, rows = launches.work(name)
-        calls = launches.find(work, rows)
-        asked = np.flatnonzero(calls != NONE)
-        own = rows[asked[_is_inside(run, row, calls[asked])]]
+    found: list[tuple[Any, ...]] = []
+    for work, rows, calls in LaunchCalls(run).launched():
+        own = rows[_is_inside(run, row, calls)]
         shape = work.shape[own]
         numbers = (run.shapes.numbers(key, shape, 0) for key in ("gpu", "stream"))
         columns = (column.tolist() for column in (work.start_ns[own], work.end_ns[own], *numbers))
