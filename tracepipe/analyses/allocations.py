@@ -474,7 +474,7 @@ def groups_of(run: Run, found: Allocations, by: str, top: int = 0) -> tuple[list
         "is_live": (found.key != NONE) & (found.ended == NONE),
         "lived_ns": np.where(was_freed, found.at_ns[found.ended] - found.at_ns, NONE),
     }
-    percentiles = f"[{', '.join(f'{percent / 100}' for percent in PERCENTS)}]"
+    percentiles = [percent / 100 for percent in PERCENTS]
     rows = run.store.rows(
         f"""select min(number), count(*), sum(size_bytes) filter (size_bytes >= 0) as total_bytes,
             if(bool_or(has_address), count(*) filter (is_live), null) as live,

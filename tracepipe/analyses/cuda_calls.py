@@ -16,15 +16,10 @@ from tracepipe.store.schema import NO_BEGIN
 
 Value = TypeVar("Value")
 # Launches, without cuLaunchHostFunc and similar ones, which run on the host.
-_LAUNCH = re.compile(
+LAUNCH = re.compile(
     r"(__)?(cu(da)?|hip(Ext|Module|ExtModule)?)(Launch(Cooperative)?Kernel(MultiDevice|Ex|ExC)?|LaunchGrid(Async)?|Launch|GraphLaunch)"
     r"(_v\d+)?(_ptsz|_ptds)?"
 )
-
-
-def is_launch(name: str) -> bool:
-    """Whether a call with that name launches kernels, or a graph of them."""
-    return _LAUNCH.fullmatch(name) is not None
 
 
 def values_by_names(
@@ -36,13 +31,12 @@ def values_by_names(
     layers have the index of None, 0.
     """
     names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
-    seen = run.used_shapes(layer)
+    is_used = run.used_shapes(layer)
     values: dict[Value | None, int] = {None: 0}
     of_name = np.zeros(int(names.max(initial=-1)) + 1, np.int32)
-    used = distinct(names[seen])
-    for number in used.tolist():
+    for number in distinct(names[is_used]).tolist():
         of_name[number] = values.setdefault(value_of(run.shapes.value("name", number)), len(values))
-    return np.where(seen, of_name[names], np.int32(0)), list(values)
+    return np.where(is_used, of_name[names], np.int32(0)), list(values)
 
 
 def rows_named(run: Run, layer: str, matches: Callable[[str], bool]) -> Int64s:
@@ -55,16 +49,15 @@ def _rows_of(run: Run, layer: str, shapes: Bools) -> tuple[Int64s, Int32s]:
     """The rows of a layer with some shapes, without ends that have no begin, and their callers.
     Shapes `(n,)`.
     """
-    wanted = {"shape": np.flatnonzero(shapes).astype(np.int32)}
     found = run.store.columns(
         f"""select id, parent from store."{layer}" where shape in (select shape from wanted)
         and kind <> {NO_BEGIN} order by id""",
-        wanted=wanted,
+        wanted={"shape": np.flatnonzero(shapes).astype(np.int32)},
     )
     return found["id"].astype(np.int64), found["parent"]
 
 
-def _first_of(run: Run, shapes: Bools) -> Int64s:
+def _outermost_of(run: Run, shapes: Bools) -> Int64s:
     """The rows of the calls of some shapes. A runtime call and the driver's call inside it count once.
     Shape `(n,)`.
     """
@@ -84,8 +77,7 @@ def launching(run: Run) -> Int64s:
     """The rows of the calls that launch kernels. A runtime call and the driver's call inside it count once.
     Shape `(n,)`.
     """
-    of, answers = values_by_names(run, "userspace", is_launch)
-    return _first_of(run, np.array(answers, np.bool_)[of])
+    return outermost_named(run, LAUNCH)
 
 
 def calls_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
@@ -100,7 +92,7 @@ def outermost_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
     once. Shape `(n,)`.
     """
     of, answers = values_by_names(run, "userspace", lambda name: pattern.fullmatch(name) is not None)
-    return _first_of(run, np.array(answers, np.bool_)[of])
+    return _outermost_of(run, np.array(answers, np.bool_)[of])
 
 
 @once_a_run
@@ -108,12 +100,11 @@ def rows_by_effect(run: Run) -> dict[str, Int64s]:
     """Effect on memory → rows of the calls that had it, shape `(n,)`. A runtime call and the driver's call
     inside it count once.
     """
-    of, effects = values_by_names(run, "userspace", effect_of)
-    found = {}
-    for effect in (*MEMORY_EFFECTS, "transfer"):
-        has_it = np.array([one is not None and one[0] == effect for one in effects], np.bool_)[of]
-        found[effect] = _first_of(run, has_it) if has_it.any() else np.empty(0, np.int64)
-    return found
+    of, effects = values_by_names(run, "userspace", lambda name: effect_of(name)[0])
+    return {
+        effect: _outermost_of(run, of == (effects.index(effect) if effect in effects else NONE))
+        for effect in (*MEMORY_EFFECTS, "transfer")
+    }
 
 
 def directions(run: Run, rows: Int64s) -> list[str]:

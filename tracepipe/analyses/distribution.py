@@ -38,6 +38,15 @@ def of_values(values: Ints) -> tuple[int | None, ...]:
     return (total, round(total / len(ordered)), *(int(ordered[rank]) for rank in ranks), int(ordered[-1]))
 
 
+def spread_of(length_ns: str) -> str:
+    """Columns in SQL for the arguments of `cells_of`, from the lengths of rows; null is no length."""
+    percentiles = ", ".join(f"{percent / 100}" for percent in PERCENTS)
+    return ", ".join(
+        (f"count({length_ns})", f"sum({length_ns})", f"quantile_disc({length_ns}, [{percentiles}])",
+         f"max({length_ns})")
+    )  # fmt: skip
+
+
 def cells_of(
     known: int, total_ns: int | None, percentiles: Sequence[int] | None, longest_ns: int | None
 ) -> tuple[int | None, ...]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
-
-from tracepipe.event.columns import NONE, Floats, Ints
+from tracepipe.event.columns import NONE
 from tracepipe.event.groups import number_rows
 from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Table
@@ -27,38 +23,36 @@ _COLUMNS = (
 """A column for each of SERIES."""
 
 
-@dataclass(slots=True)
-class _Counted:
-    """By kernel name: the launches that are long enough and the samples in them, shapes `(names,)`; the sums
-    and the counts of the values of SERIES, shapes `(names, series)`.
-    """
-
-    launches: Ints
-    samples: Ints
-    sums: Floats
-    known: Floats
-
-    def means(self, at: int) -> Iterator[float | None]:
-        """The means of one name, in the units of the columns; None where no sample has a value."""
-        for column, total, count in zip(_COLUMNS, self.sums[at], self.known[at], strict=True):
-            scale = _BYTES_A_GB if column.unit == "bytes_per_s" else 1
-            yield float(total / count) * scale if count else None
-
-
 def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
     """The `top` kernels with the most samples, or all for 0, and how many are left out."""
-    every = np.arange(len(run.shapes), dtype=np.int32)
+    layer, every = run.layer("gpu_kernel"), np.arange(len(run.shapes), dtype=np.int32)
     names = run.shapes.column("name", every)
     of_shape, first = number_rows(names)
-    counted = _counted(run, of_shape, len(first))
-    some = np.flatnonzero(counted.samples)
-    order = some[np.argsort(-counted.samples[some], kind="stable")]
+    # By name: the launches that are long enough and the samples in them; the sums and the counts of values.
+    counts, sums = np.zeros((len(first), 2), np.int64), np.zeros((len(first), 2, len(SERIES)))
+    gpus = run.shapes.column("gpu", layer.shape)
+    for gpu, samples in run.gpu_samples.items():
+        is_there = (np.where(gpus == NONE, 0, gpus) == gpu) & layer.has_length
+        rows = np.flatnonzero(is_there & is_long(layer.start_ns, layer.end_ns, samples))
+        count, *inside = samples.inside(layer.start_ns[rows], layer.end_ns[rows])
+        of = of_shape[layer.shape[rows]][count > 0]
+        np.add.at(counts, of, np.stack([np.ones_like(count), count], 1)[count > 0])
+        np.add.at(sums, of, np.stack(inside, 1)[count > 0])
+    some = np.flatnonzero(counts[:, 1])
+    order = some[np.argsort(-counts[some, 1], kind="stable")]
     shown = order[:top] if top > 0 else order
-
-    def row(at: int) -> tuple[Any, ...]:
-        name = run.shapes.value("name", int(names[first[at]]))
-        return name, int(counted.launches[at]), int(counted.samples[at]), *counted.means(at)
-
+    scales = [_BYTES_A_GB if column.unit == "bytes_per_s" else 1 for column in _COLUMNS]
+    table_rows = [
+        (
+            run.shapes.value("name", int(names[first[at]])),
+            *counts[at].tolist(),
+            *(
+                total / count * scale if count else None
+                for total, count, scale in zip(*sums[at].tolist(), scales, strict=True)
+            ),
+        )
+        for at in shown.tolist()
+    ]
     columns = (
         Column("name", "kernel"),
         Column("launches", "launches", "count", spare=True),
@@ -72,26 +66,4 @@ def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
         "count the whole GPU, including other kernels that ran at that time."
     )
     title = "Hardware counters during kernels"
-    rows = [row(at) for at in shown.tolist()]
-    return Table("counters", title, columns, rows, note), len(order) - len(shown)
-
-
-def _counted(run: Run, of_shape: Ints, names: int) -> _Counted:
-    layer = run.layer("gpu_kernel")
-    found = _Counted(
-        np.zeros(names, np.int32),
-        np.zeros(names, np.int64),
-        np.zeros((names, len(SERIES))),
-        np.zeros((names, len(SERIES))),
-    )
-    gpus = run.shapes.column("gpu", layer.shape)
-    for gpu, samples in run.gpu_samples.items():
-        there = (np.where(gpus == NONE, 0, gpus) == gpu) & layer.has_length
-        rows = np.flatnonzero(there & is_long(layer.start_ns, layer.end_ns, samples))
-        count, sums, known = samples.inside(layer.start_ns[rows], layer.end_ns[rows])
-        of = of_shape[layer.shape[rows]][count > 0]
-        np.add.at(found.launches, of, 1)
-        np.add.at(found.samples, of, count[count > 0])
-        np.add.at(found.sums, of, sums[count > 0])
-        np.add.at(found.known, of, known[count > 0])
-    return found
+    return Table("counters", title, columns, table_rows, note), len(order) - len(shown)

@@ -10,16 +10,15 @@ the GPU until its next call that launches some, if no other thread launched any 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import calls_named, launching, outermost_named
-from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.event.columns import NONE, Int32s, Int64s, Ints
-from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.analyses.distribution import LENGTH_COLUMNS, cells_of, spread_of
+from tracepipe.event.columns import Int64s, Ints
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted
@@ -38,87 +37,57 @@ _NAMED_MAX = 20
 _LEAVING_OUT = ("only", "exclude", "min_duration_ns", "sample")
 
 
-@dataclass(frozen=True, slots=True)
-class _Idle:
-    """Stretches in which a process surely had no work on its GPU, as columns of shape `(n,)`, sorted by
-    process and time. `pid` is the number of the process's id; `after` and `before` are rows of calls.
-    """
-
-    pid: Ints
-    start_ns: Int64s
-    end_ns: Int64s
-    after: Ints
-    before: Ints
-
-
 def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[str]]:
     """Return tables of the time between launches and of the time after synchronise calls, and notes on them;
     both are empty where no launch was recorded.
     """
-    launches = launching(run).astype(np.int32)
+    launches = launching(run)
     if not len(launches):
         return [], []
-    tables, left_out = [], 0
     found = [_between_launches(run, launches, top)]
     notes = list(_notes(run))
     if not any(run.facts.header.options.get(name) for name in _LEAVING_OUT):
-        idle, unsure = _surely_idle(run, launches)
+        idle, unsure = _surely_idle(run, launches, least_ns)
         notes += unsure
-        lengths_ns = idle.end_ns - idle.start_ns
-        long = np.flatnonzero((lengths_ns >= least_ns) & (lengths_ns > 0)).astype(np.int32)
-        found += [_idle_by_process(run, idle, long, top), (_longest(run, idle, long, top), 0)]
-    for table, more in found:
-        left_out = max(left_out, more)
-        if len(table.rows):
-            tables.append(table)
-    if left_out:
+        found += [_idle_by_process(run, idle, top), (_longest(run, idle, top), 0)]
+    if left_out := max(more for _, more in found):
         notes.append(counted(left_out, "more process|processes is|are not listed: --top 0 lists all"))
-    return tables, notes
+    return [table for table, _ in found if len(table.rows)], notes
 
 
-class _Processes:
-    """Rows by process, for the `top` processes with the most rows, or all for 0, in the order of their first
-    rows. `pids` has the number of the process id of each row, shape `(rows,)`; `left_out` is the number of
-    other processes.
-    """
-
-    def __init__(self, pids: Ints, rows: Ints, top: int) -> None:
-        of, first = number_rows(pids)
-        counts = np.bincount(of, minlength=len(first))
-        busiest = np.argsort(-counts, kind="stable")
-        shown = busiest[:top] if top > 0 else busiest
-        self._shown, self._pids, self._rows = (
-            shown[np.argsort(first[shown])],
-            pids[first],
-            RowsByNumber(of, rows),
-        )
-        self.left_out = len(first) - len(shown)
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        for number in self._shown.tolist():
-            yield int(self._pids[number]), self._rows.of(number)
-
-
-def _pids(run: Run, rows: Ints) -> Int32s:
+def _pids(run: Run, rows: Ints) -> Int64s:
     """The numbers of the process ids of some rows of calls. Shapes `(n,)`."""
-    pids: Int32s = run.shapes.column("pid", run.layer("userspace").shape[rows])
+    pids: Int64s = run.shapes.column("pid", run.layer("userspace").rows(rows, "shape").shape)
     return pids
+
+
+def _by_process(rows: list[tuple[Any, ...]], top: int) -> tuple[list[tuple[Any, ...]], int]:
+    """Of processes, whose rows begin with the pid, a count and the first row, the `top` with the highest
+    counts, or all for 0, in the order of their first rows; and how many are left out.
+    """
+    busiest = sorted(rows, key=lambda row: (-row[1], row[2]))[: top if top > 0 else None]
+    return sorted(busiest, key=lambda row: row[2]), len(rows) - len(busiest)
 
 
 def _between_launches(run: Run, launches: Ints, top: int) -> tuple[Table, int]:
     """The time from the return of each launch to the next launch, and from launch to launch, by process; and
     how many processes are left out.
     """
-    calls, processes = run.layer("userspace"), _Processes(_pids(run, launches), launches, top)
-
-    def rows() -> Iterator[tuple[Any, ...]]:
-        for pid, own in processes:
-            start_ns, end_ns = calls.start_ns[own], calls.end_ns[own]
-            free_ns = start_ns[1:] - np.maximum.accumulate(end_ns)[:-1]
-            process = _process(run, pid)
-            yield process, "return to launch", len(own), *of_values(free_ns[free_ns >= 0])
-            yield process, "launch to launch", len(own), *of_values(np.diff(start_ns))
-
+    found = run.store.rows(
+        f"""select pid, count(*), min(id), {spread_of("free_ns")}, {spread_of("next_ns")}
+        from (select s.pid, x.id, x.start_ns - lag(x.start_ns) over before as next_ns,
+                x.start_ns - max(x.end_ns) over (before rows between unbounded preceding and 1 preceding)
+                as since_ns, if(since_ns >= 0, since_ns, null) as free_ns
+            from store.userspace x join launches using (id) join store.shapes s using (shape)
+            window before as (partition by s.pid order by x.id))
+        group by pid""",
+        launches={"id": launches},
+    )
+    processes, left_out = _by_process(found, top)
+    rows: list[tuple[Any, ...]] = []
+    for pid, count, _, *lengths in processes:
+        rows.append((_process(run, pid), "return to launch", count, *cells_of(*lengths[:4])))
+        rows.append((_process(run, pid), "launch to launch", count, *cells_of(*lengths[4:])))
     columns = (
         Column("process", "from"),
         Column("measure", "measure"),
@@ -126,113 +95,91 @@ def _between_launches(run: Run, launches: Ints, top: int) -> tuple[Table, int]:
         *LENGTH_COLUMNS,
     )
     note = "The GPU may work during this time: a kernel runs after its launch has returned."
-    table = Table("launch_gaps", "Time between launches", columns, [*rows()], note, grouped=True)
-    return table, processes.left_out
+    return Table("launch_gaps", "Time between launches", columns, rows, note, grouped=True), left_out
 
 
-def _surely_idle(run: Run, launches: Ints) -> tuple[_Idle, list[str]]:
-    """The surely idle stretches of all processes, and notes on why some processes have none."""
-    waits = outermost_named(run, _SYNCHRONISE).astype(np.int32)
-    notes = []
+def _surely_idle(run: Run, launches: Ints, least_ns: int) -> tuple[dict[str, Any], list[str]]:
+    """The stretches of at least some length in which a process surely had no work on its GPU, and notes on
+    why some processes have none. A stretch is from the end of a wait, during which no other thread of the
+    process launched work, to its next work.
+
+    Columns have the shape `(n,)`, and are sorted by process and time: `pid`, the number of the process's id,
+    `start_ns`, `end_ns`, and the rows of the calls around it, `after` and `before`.
+    """
+    calls, waits, notes = run.layer("userspace"), outermost_named(run, _SYNCHRONISE), list[str]()
     if not len(waits):
         notes.append("no calls that wait for all work of a GPU (cudaDeviceSynchronize) were recorded")
-    several = _with_several_devices(run)
-    unsure = waits[np.isin(_pids(run, waits), several)]
-    found = _pids(run, unsure)
-    named = found[np.sort(np.unique(found, return_index=True)[1])]
+    several = np.array(_with_several_devices(run), np.int64)
+    is_unsure = np.isin(_pids(run, waits), several)
+    named = [*dict.fromkeys(_pids(run, waits[is_unsure]).tolist())]
     notes += [
         f"{_process(run, pid)} uses several GPUs or contexts, and a synchronise call waits for only one"
-        for pid in named[:_NAMED_MAX].tolist()
+        for pid in named[:_NAMED_MAX]
     ]
     if len(named) > _NAMED_MAX:
         notes.append(
             counted(len(named) - _NAMED_MAX, "more process|processes uses|use several GPUs or contexts")
         )
-    work = np.union1d(calls_named(run, _WORK), launches).astype(np.int32)
-    return _idle_of(run, work, _succeeded(run, waits[~np.isin(_pids(run, waits), several)])), notes
+    results, known = run.args.result(calls.args[waits], calls.end_args[waits])
+    succeeded = waits[~is_unsure & calls.has_length[waits] & (~known | (results == 0))]
+    # During the wait, a call of another thread may launch work that the wait does not cover. Of several waits
+    # before the same work, the first to end counts.
+    idle = run.store.columns(
+        f"""with of_calls as (
+            select s.pid, x.id, x.start_ns, x.end_ns
+            from store.userspace x join store.shapes s using (shape)),
+        work as (
+            select pid, start_ns, min(id) as id,
+                max(max(end_ns)) over (partition by pid order by start_ns) as until_ns
+            from of_calls where id in (select id from work_ids) group by pid, start_ns)
+        select w.pid, w.end_ns as start_ns, next.start_ns as end_ns, w.id as after, next.id as before
+        from of_calls w asof join work last on last.pid = w.pid and last.start_ns < w.start_ns
+        asof join work next on next.pid = w.pid and next.start_ns >= w.start_ns
+        where w.id in (select id from wait_ids) and last.until_ns <= w.start_ns and next.start_ns >= w.end_ns
+        qualify row_number() over (partition by next.id order by w.end_ns, w.id) = 1
+            and next.start_ns - w.end_ns >= {max(least_ns, 1)}
+        order by w.pid, end_ns""",
+        work_ids={"id": np.union1d(calls_named(run, _WORK), launches)},
+        wait_ids={"id": succeeded},
+    )
+    return idle, notes
 
 
-def _with_several_devices(run: Run) -> Int32s:
+def _with_several_devices(run: Run) -> list[int]:
     """The numbers of the ids of processes that choose several GPUs, or create several contexts."""
-    calls, rows = run.layer("userspace"), calls_named(run, _OF_DEVICES)
-    known: dict[str | None, int] = {None: NONE}
-    texts = run.args.texts_of("device", calls.args[rows])
-    devices = np.array([known.setdefault(text, len(known)) for text in texts], np.int32)
-    chosen = np.flatnonzero(devices != NONE)
-    _, first = number_rows(_pids(run, rows[chosen]), devices[chosen])
-    created = calls_named(run, _CREATES)
-    found = []
-    for of in (_pids(run, rows[chosen[first]]), _pids(run, created)):
-        pids, counts = np.unique(of, return_counts=True)
-        found.append(pids[counts > 1])
-    return np.concatenate(found)
+    rows = calls_named(run, _OF_DEVICES)
+    texts = run.args.texts_of("device", run.layer("userspace").rows(rows, "args").args)
+    devices = dict.fromkeys(zip(_pids(run, rows).tolist(), texts, strict=True))
+    chosen = Counter(pid for pid, device in devices if device is not None)
+    created = Counter(_pids(run, calls_named(run, _CREATES)).tolist())
+    return [pid for pids in (chosen, created) for pid, count in pids.items() if count > 1]
 
 
-def _succeeded(run: Run, rows: Ints) -> Ints:
-    calls = run.layer("userspace")
-    results, known = run.args.result(calls.args[rows], calls.end_args[rows])
-    found: Ints = rows[calls.has_length[rows] & (~known | (results == 0))]
-    return found
-
-
-def _idle_of(run: Run, work: Ints, waits: Ints) -> _Idle:
-    """The stretches from the end of each wait to the next work of its process, for waits during which no
-    other thread of the process launched work.
-    """
-    calls = run.layer("userspace")
-    # By process; the rows of calls are in the order of their starts.
-    work, count = work[np.argsort(_pids(run, work), kind="stable")], len(work)
-    # Process and time in one number, so one search serves all processes.
-    rows = np.concatenate((work, work, waits, waits))
-    starts = slice(0, count), slice(2 * count, 2 * count + len(waits))
-    times_ns = calls.end_ns[rows]
-    for some in starts:
-        times_ns[some] = calls.start_ns[rows[some]]
-    numbers, _ = number_rows(_pids(run, rows), times_ns)
-    begun, ended, start, end = (
-        numbers[part] for part in (starts[0], slice(count, 2 * count), starts[1], slice(starts[1].stop, None))
-    )
-    until = np.maximum.accumulate(ended)
-    before, after = np.searchsorted(begun, start, "left"), np.searchsorted(begun, end, "left")
-    # During the wait, a call of another thread may launch work that the wait does not cover.
-    sure = np.flatnonzero((before == after) & (before > 0) & (after < count))
-    sure = sure[until[before[sure] - 1] <= start[sure]]
-    of_work, of_wait = _pids(run, work), _pids(run, waits)
-    sure = sure[(of_work[before[sure] - 1] == of_wait[sure]) & (of_work[after[sure]] == of_wait[sure])]
-    # Of several waits before the same work, the first to end counts.
-    sure = sure[np.lexsort((end[sure], after[sure]))]
-    sure = sure[np.unique(after[sure], return_index=True)[1]]
-    waits, work = waits[sure], work[after[sure]]
-    return _Idle(of_wait[sure], calls.end_ns[waits], calls.start_ns[work], waits, work)
-
-
-def _idle_by_process(run: Run, idle: _Idle, kept: Ints, top: int) -> tuple[Table, int]:
+def _idle_by_process(run: Run, idle: dict[str, Any], top: int) -> tuple[Table, int]:
     """How long each process surely had no work on its GPU, and how many processes are left out."""
-    processes = _Processes(idle.pid[kept], kept, top)
-    rows = (
-        (_process(run, pid), len(own), *of_values(idle.end_ns[own] - idle.start_ns[own]))
-        for pid, own in processes
+    found = run.store.rows(
+        f"select pid, count(*), min(pid), {spread_of('end_ns - start_ns')} from idle group by pid", idle=idle
     )
+    processes, left_out = _by_process(found, top)
+    rows = [(_process(run, pid), count, *cells_of(*lengths)) for pid, count, _, *lengths in processes]
     columns = (Column("process", "process"), Column("gaps", "gaps", "count"), *LENGTH_COLUMNS)
     note = (
         "From the end of a call that waits for all work of the GPU to the next call that may give it work, "
         "where no other thread did so meanwhile: this process then had no work on the GPU. Idle time that "
         "does not follow such a call is not included."
     )
-    return Table("surely_idle", "Surely idle", columns, [*rows], note), processes.left_out
+    return Table("surely_idle", "Surely idle", columns, rows, note), left_out
 
 
-def _longest(run: Run, idle: _Idle, kept: Ints, top: int) -> Table:
+def _longest(run: Run, idle: dict[str, Any], top: int) -> Table:
     """The longest stretches, one by one."""
-    calls, lengths_ns = run.layer("userspace"), idle.end_ns[kept] - idle.start_ns[kept]
-    shown = kept[np.lexsort((idle.start_ns[kept], -lengths_ns))][: top or None]
-
-    def row(at: int) -> tuple[Any, ...]:
-        after, before = (_call(run, int(rows_of[at])) for rows_of in (idle.after, idle.before))
-        at_ns = int(idle.start_ns[at]) - run.facts.start_ns
-        tid = run.shapes.value("tid", int(run.shapes.column("tid", calls.shape[idle.before[at]])))
-        return at_ns, int(idle.end_ns[at] - idle.start_ns[at]), after, before, tid
-
+    shown = np.lexsort((idle["start_ns"], idle["start_ns"] - idle["end_ns"]))[: top or None]
+    start_ns, end_ns, after, before = (
+        idle[name][shown] for name in ("start_ns", "end_ns", "after", "before")
+    )
+    names = (run.values("userspace", rows, "name")["name"] for rows in (after, before))
+    tids = run.values("userspace", before, "tid")["tid"]
+    at_ns, lengths_ns = (start_ns - run.facts.start_ns).tolist(), (end_ns - start_ns).tolist()
     columns = (
         Column("at_ns", "at", "at"),
         Column("dur_ns", "length", "ns"),
@@ -240,12 +187,8 @@ def _longest(run: Run, idle: _Idle, kept: Ints, top: int) -> Table:
         Column("ended_by", "ended by"),
         Column("tid", "thread", "id"),
     )
-    return Table("gaps", "The longest gaps", columns, [*map(row, shown.tolist())])
-
-
-def _call(run: Run, row: int) -> str:
-    calls = run.layer("userspace")
-    return run.shapes.value("name", int(run.shapes.column("name", calls.shape[row])))
+    rows = [*zip(at_ns, lengths_ns, *names, tids, strict=True)]
+    return Table("gaps", "The longest gaps", columns, rows)
 
 
 def _process(run: Run, pid: int) -> str:

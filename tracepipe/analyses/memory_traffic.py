@@ -71,44 +71,38 @@ def memory_traffic(run: Run) -> list[Table]:
         Column("bytes_per_s", "rate", "bytes_per_s"),
         Column("p50_bytes_per_s", "p50", "bytes_per_s"),
     )
-    calls, transfers = run.layer("userspace"), run.layer("transfer")
-    copies = {
-        what
-        for what, ((layer, _), *_) in found.items()
-        if layer is transfers or (layer is calls and what not in MEMORY_EFFECTS)
-    }
-    return [_in_all(rows, copies), Table("memory", "Memory and copies", columns, rows, note)]
-
-
-def _in_all(rows: list[tuple[Any, ...]], copies: set[str]) -> Table:
-    """One row with the bytes that were allocated on GPUs, and those that were copied."""
-    allocated = [row for row in rows if row[0] == "alloc" or effect_of(row[0])[0] == "alloc"]
     # A copy that both a call and the GPU recorded counts once.
-    by_calls = [row for row in rows if row[0] in copies and not row[0].endswith(_ON_GPU)]
-    copied = by_calls or [row for row in rows if row[0] in copies]
-    row = (_sum(allocated), sum(row[1] for row in allocated), _sum(copied), sum(row[1] for row in copied))
-    columns = (
+    copies = [what for what, ((layer, _), *_) in found.items() if _is_copy(run, what, layer)]
+    by_calls = [what for what in copies if not what.endswith(_ON_GPU)]
+    allocated = [row for row in rows if row[0] == "alloc" or effect_of(row[0])[0] == "alloc"]
+    copied = [row for row in rows if row[0] in (by_calls or copies)]
+    in_all: list[int | None] = []
+    for some in (allocated, copied):
+        sizes = [size_bytes for _, _, size_bytes, *_ in some if size_bytes is not None]
+        in_all += [sum(sizes) if sizes or not some else None, sum(count for _, count, *_ in some)]
+    of_all = (
         Column("allocated_bytes", "allocated", "bytes"),
         Column("allocations", "allocations", "count"),
         Column("copied_bytes", "copied", "bytes"),
         Column("copies", "copies", "count"),
     )
-    return Table("bytes", "Total bytes", columns, [row] if allocated or copied else [])
+    return [
+        Table("bytes", "Total bytes", of_all, [tuple(in_all)] if allocated or copied else []),
+        Table("memory", "Memory and copies", columns, rows, note),
+    ]
 
 
-def _sum(rows: list[tuple[Any, ...]]) -> int | None:
-    known = [row[2] for row in rows if row[2] is not None]
-    return sum(known) if known or not rows else None
+def _is_copy(run: Run, what: str, layer: Layer) -> bool:
+    """Whether events of a layer are copies. The time of an allocation does not depend on its size."""
+    return layer is not run.layer("memory") and what not in MEMORY_EFFECTS
 
 
 def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
     known_bytes, known_ns, rates, timed_bytes, took_ns = [], [], [], 0, 0
     for layer, rows in pieces:
-        # An allocation has no rate: its time does not depend on its size.
-        has_rate = layer is not run.layer("memory") and what not in MEMORY_EFFECTS
         size_bytes, is_sized = run.args.size_bytes(layer.args[rows], layer.end_args[rows])
         dur_ns, has_length = layer.end_ns[rows] - layer.start_ns[rows], layer.has_length[rows]
-        timed = is_sized & has_length & (dur_ns > 0) & has_rate
+        timed = is_sized & has_length & (dur_ns > 0) & _is_copy(run, what, layer)
         timed_bytes += int(size_bytes[timed].sum())
         took_ns += int(dur_ns[timed].sum())
         known_bytes.append(size_bytes[is_sized])

@@ -16,12 +16,12 @@ from itertools import islice
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from tracepipe.event.columns import NONE
-from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.event.sm_limits import PARTITIONS, REGISTER_UNIT, WARP_THREADS, SmLimits, sm_limits
 from tracepipe.libraries import np
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
+from tracepipe.store.schema import IS_TIMED
 
 _UNLIMITED: Final = 1 << 62
 
@@ -64,9 +64,14 @@ def occupancy_of(needs: Resources, limits: SmLimits, sm_count: int | None = None
     warps = -(-needs.threads // WARP_THREADS)
     if warps <= 0:
         return None
+    of_warp = _rounded_up(needs.registers * WARP_THREADS, REGISTER_UNIT)
+    of_block = _rounded_up(needs.shared_bytes + limits.reserved_bytes, limits.shared_unit_bytes)
+    of_sm = min(needs.shared_config_bytes or limits.shared_bytes, limits.shared_bytes)
     fitting = {
-        "registers": _by_registers(needs.registers, warps, limits),
-        "shared memory": _by_shared_memory(needs, limits),
+        "registers": limits.registers // PARTITIONS // of_warp * PARTITIONS // warps
+        if of_warp > 0
+        else _UNLIMITED,
+        "shared memory": of_sm // of_block if of_block else _UNLIMITED,
         "block size": limits.warps // warps,
         "blocks per SM": limits.blocks,
     }
@@ -80,19 +85,6 @@ def occupancy_of(needs: Resources, limits: SmLimits, sm_count: int | None = None
             blocks, which = in_clusters, ("clusters",)
     held = blocks * warps
     return Occupancy(blocks, held, limits.warps, () if held == limits.warps else which)
-
-
-def _by_registers(registers: int, warps: int, limits: SmLimits) -> int:
-    if registers <= 0:
-        return _UNLIMITED
-    of_warp = _rounded_up(registers * WARP_THREADS, REGISTER_UNIT)
-    return limits.registers // PARTITIONS // of_warp * PARTITIONS // warps
-
-
-def _by_shared_memory(needs: Resources, limits: SmLimits) -> int:
-    of_block = _rounded_up(needs.shared_bytes + limits.reserved_bytes, limits.shared_unit_bytes)
-    of_sm = min(needs.shared_config_bytes or limits.shared_bytes, limits.shared_bytes)
-    return of_sm // of_block if of_block else _UNLIMITED
 
 
 def _rounded_up(size: int, unit: int) -> int:
@@ -167,40 +159,44 @@ def kernel_occupancies(
     """
     gpus = run.facts.gpus()
     limits = {gpu: known for gpu, about in gpus.items() if (known := sm_limits(about))}
-    layer = run.layer("gpu_kernel")
-    if not limits or not len(layer):
+    if not limits:
         return
-    every = np.arange(len(run.shapes), dtype=np.int32)
-    of_gpu = np.where((gpu := run.shapes.column("gpu", every)) == NONE, 0, gpu)
-    threads, names = run.shapes.block_threads(every), run.shapes.column("name", every)
-    of_shape, first = number_rows(names, of_gpu, threads)
-    of_row, total_ns = of_shape[layer.shape], np.zeros(len(first), np.int64)
-    launches = np.bincount(of_row, minlength=len(first))
-    np.add.at(total_ns, of_row[layer.has_length], (layer.end_ns - layer.start_ns)[layer.has_length])
-    is_there = (launches > 0) & (threads[first] > 0) & np.isin(of_gpu[first], list(limits))
+    sums = run.store.columns(
+        f"""select shape, sum(rows)::bigint as launches,
+            coalesce(sum(total_ns) filter ({IS_TIMED}), 0)::bigint as total_ns
+        from store.shape_sums x where layer = 'gpu_kernel' group by shape order by shape"""
+    )
+    shapes = sums["shape"]
+    gpu, threads = run.shapes.numbers("gpu", shapes, 0), run.shapes.block_threads(shapes)
+    names = run.shapes.column("name", shapes)
+    of_shape, first = number_rows(names, gpu, threads)
+    launches, total_ns = (sums_by(of_shape, sums[name], len(first)) for name in ("launches", "total_ns"))
+    is_wanted = (threads[first] > 0) & np.isin(gpu[first], list(limits))
     if only is not None:
-        is_there &= np.isin(names[first], [run.shapes.number_of("name", name) for name in only])
-    there = np.flatnonzero(is_there)
-    order = there[np.lexsort((-launches[there], -total_ns[there]))]
-    wanted = order[: top * _SPARE] if top > 0 else order
-    some = np.flatnonzero(np.isin(of_row, wanted))
-    args_of = RowsByNumber(of_row[some], layer.args[some])
-    for key in wanted.tolist():
-        shape, number = first[key], int(of_gpu[first[key]])
-        needs = _usual(run, args_of.of(key)[:_EXAMINED].tolist(), int(threads[shape]))
-        sm_count = gpus[number].get("sm_count")
-        occupancy = needs and occupancy_of(
-            needs, limits[number], sm_count if isinstance(sm_count, int) else None
-        )
-        if needs and occupancy:
-            name = run.shapes.value("name", int(names[shape]))
-            yield KernelOccupancy(name, number, int(launches[key]), needs, occupancy)
-
-
-def _usual(run: Run, numbers: list[int], threads: int) -> Resources | None:
-    """The needs of most of these launches, by their arguments; None where these do not say it."""
-    counted = Counter(needs for number in numbers if (needs := resources(run.args.args(number), threads)))
-    return counted.most_common(1)[0][0] if counted else None
+        is_wanted &= np.isin(names[first], [run.shapes.number_of("name", name) for name in only])
+    wanted = np.flatnonzero(is_wanted)
+    wanted = wanted[np.lexsort((-launches[wanted], -total_ns[wanted]))][: top * _SPARE if top > 0 else None]
+    is_wanted = np.isin(of_shape, wanted)
+    args = run.store.rows(
+        f"""select number, args from store.gpu_kernel join wanted using (shape)
+        qualify row_number() over (partition by number order by id) <= {_EXAMINED} order by number, id""",
+        wanted={"shape": shapes[is_wanted], "number": of_shape[is_wanted]},
+    )
+    needs_of: dict[int, Counter[Resources]] = {}
+    for number, args_number in args:
+        needs = resources(run.args.args(args_number), int(threads[first[number]]))
+        if needs:
+            needs_of.setdefault(number, Counter())[needs] += 1
+    for number in wanted.tolist():
+        at = int(first[number])
+        on = int(gpu[at])
+        # The needs of most of these launches; nothing where none of them states its needs.
+        for needs, _ in needs_of.get(number, Counter()).most_common(1):
+            sm_count = gpus[on].get("sm_count")
+            sm_count = sm_count if isinstance(sm_count, int) else None
+            if occupancy := occupancy_of(needs, limits[on], sm_count):
+                name = run.shapes.value("name", int(names[at]))
+                yield KernelOccupancy(name, on, int(launches[number]), needs, occupancy)
 
 
 def resources(args: Mapping[str, Any], threads: int) -> Resources | None:
@@ -269,12 +265,12 @@ def achieved_table(run: Run, held: list[Held], other: Run | None = None) -> Tabl
         if limits is None:
             return None
         known = allowed.get((one.kernel, one.gpu, prod(one.block_size or (0,))))
-        seen, warps = one.blocks_per_sm, one.active_warps_per_sm
+        blocks, warps = one.blocks_per_sm, one.active_warps_per_sm
         achieved = 100 * warps / limits.warps
         if known is None:
-            return one.title, seen, None, warps, None, achieved, None, None
+            return one.title, blocks, None, warps, None, achieved, None, None
         most = known.occupancy
-        return one.title, seen, most.blocks, warps, most.warps, achieved, most.percent, known.limited_by
+        return one.title, blocks, most.blocks, warps, most.warps, achieved, most.percent, known.limited_by
 
     rows = [cells for one in held if (cells := row(one))]
     return Table(
