@@ -109,8 +109,7 @@ def test_each_ns_counts_once_for_the_innermost_state(core: str, of: Any, edges: 
         assert native is not None
         rows = host_states._swept_by(native, spans, runs, starts, ends)
     else:
-        swept = host_states._swept(spans, runs.tolist(), starts.tolist(), ends.tolist())
-        rows = host_states._columns(swept)
+        rows = host_states._swept(spans, runs, starts, ends)
     for stretch, (begin, until) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         own = rows["stretch"] == stretch
         keys = zip(*(rows[name][own].tolist() for name in ("state", "call", "syscall")), strict=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
-from tracepipe.event.columns import NONE, Int64s, distinct
+from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.groups import RowsByNumber, number_rows, sums_by
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.schema import INSTANT
 
@@ -80,14 +83,9 @@ class Autograd:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._calls = run.layer("userspace")
+        self._run, self._calls = run, run.layer("userspace")
         shapes = np.arange(len(run.shapes), dtype=np.int32)
-        # Both ids have 32 bits, and may be NONE.
-        self._threads = (run.shapes.column("pid", shapes).astype(np.int64) << 32) + run.shapes.column(
-            "tid", shapes
-        )
-        self._ranges: dict[int, Int64s] | None = None
+        self._threads, self._first = number_rows(*(run.shapes.column(key, shapes) for key in ("pid", "tid")))
         self._forward: dict[tuple[int, int], int] = {}
 
     def find(self, calls: Int64s) -> Int64s:
@@ -95,10 +93,8 @@ class Autograd:
         Shapes `(n,)`.
         """
         found = np.full(len(calls), NO_STACK, np.int64)
-        threads = self._threads[self._calls.shape[calls]]
-        for thread in distinct(threads).tolist():
-            pid, tid = self._ids(thread)
-            places = np.flatnonzero(threads == thread)
+        for thread, places in RowsByNumber(self._threads[self._calls.shape[calls]]):
+            pid, tid = self._run.shapes.ids_of(int(self._first[thread]))
             numbers = self._numbers_at(thread, self._calls.start_ns[calls[places]])
             is_autograd = _AUTOGRAD.match(self._run.thread_name(pid, tid) or "") is not None
             known, of = np.unique(numbers, return_inverse=True)
@@ -108,64 +104,43 @@ class Autograd:
             found[places] = np.where(forward == NONE, other, forward + BACKWARD)
         return found
 
-    def _ids(self, thread: int) -> tuple[int | None, int | None]:
-        tid = (thread + 1 & (1 << 32) - 1) - 1
-        pid = thread - tid >> 32
-        return (pid if pid >= 0 else None), (tid if tid >= 0 else None)
-
     def _numbers_at(self, thread: int, times_ns: Int64s) -> Int64s:
         """At each time of a thread, the sequence number of the outermost range that has one; else NONE."""
-        if self._ranges is None:
-            self._read_ranges()
-        assert self._ranges is not None
-        rows = self._ranges.get(thread)
-        if rows is None:
+        annotations, rows = self._run.layer("annotation"), self._ranges.of(thread)
+        if not len(rows):
             return np.full(len(times_ns), NONE, np.int64)
-        annotations = self._run.layer("annotation")
         starts, ends = annotations.start_ns[rows], annotations.end_ns[rows]
         # Outermost ranges do not overlap.
-        first = np.append(True, starts[1:] >= np.maximum.accumulate(ends)[:-1])[: len(rows)]
+        first = np.append(True, starts[1:] >= np.maximum.accumulate(ends)[:-1])
         rows, starts, ends = rows[first], starts[first], ends[first]
         at = np.maximum(np.searchsorted(starts, times_ns, "right") - 1, 0)
         inside = (starts[at] <= times_ns) & (times_ns < ends[at])
         return np.where(inside, self._sequence[annotations.shape[rows[at]]], NONE)
 
-    def _read_ranges(self) -> None:
-        """Find the ranges with sequence numbers by thread, and the stack of the last range of each number."""
-        self._ranges = {}
-        of, numbers = values_by_names(self._run, "annotation", _sequence_of)
-        self._sequence = np.array([NONE if one is None else one for one in numbers], np.int64)[of]
-        annotations = self._run.layer("annotation")
-        rows = np.flatnonzero((self._sequence[annotations.shape] != NONE) & (annotations.kind != INSTANT))
-        threads = self._threads[annotations.shape[rows]]
-        stacked = np.empty(0, np.int64)
-        if self._calls.stack is not None:
-            stacked = np.flatnonzero(self._calls.stack != NONE)
-        of_calls = self._threads[self._calls.shape[stacked]]
-        for thread in distinct(threads).tolist():
-            self._ranges[thread] = own = rows[threads == thread]
-            self._take_forward(self._ids(thread)[0] or 0, own, stacked[of_calls == thread])
-
-    def _take_forward(self, pid: int, ranges: Int64s, calls: Int64s) -> None:
-        """Keep the stack of the first call in each range; the last range of a number replaces
-        earlier ones.
+    @cached_property
+    def _ranges(self) -> RowsByNumber:
+        """The ranges with sequence numbers by thread. Finds `_sequence`, the number of each shape, and
+        `_forward`, for each number the stack of the first call in its last range.
         """
+        of, texts = values_by_names(self._run, "annotation", _SEQUENCE.search)
+        self._sequence = np.array([NONE if one is None else int(one[1]) for one in texts], np.int64)[of]
         annotations, stack = self._run.layer("annotation"), self._calls.stack
-        if not len(calls) or stack is None:
-            return
-        starts = self._calls.start_ns[calls]
-        at = np.searchsorted(starts, annotations.start_ns[ranges])
-        known = at < len(starts)
-        inside = starts[np.minimum(at, len(starts) - 1)] < annotations.end_ns[ranges]
-        some = np.flatnonzero(known & inside)
-        numbers = self._sequence[annotations.shape[ranges[some]]].tolist()
-        for number, called_by in zip(numbers, stack[calls[at[some]]].tolist(), strict=True):
-            self._forward[pid, number] = called_by
-
-
-def _sequence_of(name: str) -> int | None:
-    found = _SEQUENCE.search(name)
-    return None if found is None else int(found[1])
+        rows = np.flatnonzero((self._sequence[annotations.shape] != NONE) & (annotations.kind != INSTANT))
+        ranges = RowsByNumber(self._threads[annotations.shape[rows]], rows)
+        if stack is None:
+            return ranges
+        stacked = np.flatnonzero(stack != NONE)
+        calls_of = RowsByNumber(self._threads[self._calls.shape[stacked]], stacked)
+        for thread, own in ranges:
+            calls = calls_of.of(thread)
+            starts = np.append(self._calls.start_ns[calls], np.iinfo(np.int64).max)
+            at = np.searchsorted(starts[:-1], annotations.start_ns[own])
+            inside = starts[at] < annotations.end_ns[own]
+            numbers = self._sequence[annotations.shape[own[inside]]].tolist()
+            pid, _ = self._run.shapes.ids_of(int(self._first[thread]))
+            for number, called in zip(numbers, stack[calls[at[inside]]].tolist(), strict=True):
+                self._forward[pid or 0, number] = called
+        return ranges
 
 
 FRAMES = ("own", "innermost", "all")
@@ -182,21 +157,15 @@ def gpu_by_line(run: Run) -> list[tuple[str, int, int]]:
     """
     if not len(run.stacks):
         return []
-    sums: dict[int, list[int]] = {}
+    lines, found = Lines(run), defaultdict[str, Int64s](lambda: np.zeros(2, np.int64))
     for work in work_by_stack(run):
         stacks, of = np.unique(work.stack, return_inverse=True)
-        lengths_ns = np.zeros(len(stacks), np.int64)
-        np.add.at(lengths_ns, of, work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows])
-        counts = np.bincount(of, minlength=len(stacks))
-        for stack, *more in zip(*(of.tolist() for of in (stacks, lengths_ns, counts)), strict=True):
-            known = sums.setdefault(stack, [0, 0])
-            known[0], known[1] = known[0] + more[0], known[1] + more[1]
-    texts, lines = Lines(run), dict[str, list[int]]()
-    for stack, more in sums.items():
-        known = lines.setdefault(texts.of(stack)[0], [0, 0])
-        known[0], known[1] = known[0] + more[0], known[1] + more[1]
-    found = [(line, gpu_ns, count) for line, (gpu_ns, count) in lines.items()]
-    return sorted(found, key=lambda one: (-one[1], one[0]))
+        lengths_ns = sums_by(of, work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows], len(stacks))
+        sums = np.stack([lengths_ns, np.bincount(of, minlength=len(stacks))], 1)
+        for stack, some in zip(stacks.tolist(), sums, strict=True):
+            found[lines.of(stack)[0]] += some
+    of_lines = [(line, int(gpu_ns), int(count)) for line, (gpu_ns, count) in found.items()]
+    return sorted(of_lines, key=lambda one: (-one[1], one[0]))
 
 
 class Lines:
@@ -208,15 +177,12 @@ class Lines:
 
     def of(self, stack: int) -> list[str]:
         """The lines of a stack: one of them, or, with `all`, each distinct one."""
-        if stack not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[stack] = self._made(stack)
-        return self._known[stack]
-
-    def _made(self, stack: int) -> list[str]:
         if stack < 0:
             return [_OTHERS.get(stack, _NO_LINE)]
+        if stack in self._known:
+            return self._known[stack]
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
         is_backward, number = stack >= BACKWARD, stack % BACKWARD
         frames = list(self._stacks.frames_of(number))
         if self._frames == "own":
@@ -224,4 +190,6 @@ class Lines:
         elif self._frames == "innermost":
             frames = frames[:1]
         lines = dict.fromkeys(str(self._stacks.frames[at]) for at in frames)
-        return [f"{line}, backward" if is_backward else line for line in lines] or [_NO_LINE]
+        shown = [f"{line}, backward" if is_backward else line for line in lines] or [_NO_LINE]
+        self._known[stack] = shown
+        return shown

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 from tracepipe.analyses.cuda_calls import outermost_named, rows_named
-from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.analyses.distribution import LENGTH_COLUMNS, cells_of, spread_of
 from tracepipe.analyses.gpu_work import Idle, Work
-from tracepipe.event.columns import NONE, Ints
+from tracepipe.event.columns import NONE, Int64s, Ints
 from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.hooks.sets import load_set
 from tracepipe.libraries import np
@@ -25,21 +24,11 @@ _CALL = re.compile(
 )
 # The kinds of points, in the order of the table.
 _KINDS = ("GPU continues with another process", "call", "driver function")
-_PROCESS, _CALLED, _DRIVER = range(len(_KINDS))
 _ABOUT_CONTEXTS = ("kernel", "scheduler")
-
-
-class _Point(NamedTuple):
-    """A context switch point. `dur_ns` is the length of the call, or how long the GPU was idle before it
-    continued with another process; None where it is not known. `kind` is an index into `_KINDS`.
-    """
-
-    start_ns: int
-    name: str
-    kind: int
-    gpu: int | None
-    tid: int | None
-    dur_ns: int | None
+_Points = tuple[list[str], Int64s, Int64s, Int64s, Int64s]
+"""The names of points; their times, GPUs and threads, and the lengths of the calls, or how long the GPU was
+idle before it continued with another process. NONE is an unknown value. Shapes `(n,)`.
+"""
 
 
 def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Table]:
@@ -47,24 +36,47 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
     hooks = load_set("context-switch").hooks
     patterns = [hook.pattern for hook in hooks if ":" not in hook.pattern and hook.layer in _ABOUT_CONTEXTS]
     driver = rows_named(run, "kernel", lambda name: any(fnmatchcase(name, pattern) for pattern in patterns))
-    points = [
-        *_of_processes(run, work),
-        *_of_rows(run, "userspace", outermost_named(run, _CALL), _CALLED),
-        *_of_rows(run, "kernel", driver, _DRIVER),
-    ]
-    if not points:
+    kinds = (
+        _of_processes(run, work),
+        _of_rows(run, "userspace", outermost_named(run, _CALL)),
+        _of_rows(run, "kernel", driver),
+    )
+    names = [name for one, *_ in kinds for name in one]
+    if not names:
         return []
-    points.sort(key=lambda point: point.start_ns)
     some_idle = nothing()
     for one in idle:
         some_idle = some_idle.joined(Stretches(one.gaps.start_ns, one.gaps.end_ns))
-    starts_ns = np.array([point.start_ns for point in points], np.int64)
-    is_process = np.array([point.kind == _PROCESS for point in points], np.bool_)
-    in_idle = ((some_idle.covered_ns(starts_ns, starts_ns + 1) > 0) | is_process).tolist()
-    return [_by_name(points, in_idle, top), _one_by_one(points, in_idle, top, run.facts.start_ns)]
+    kind = np.repeat(np.arange(len(kinds)), [len(one) for one, *_ in kinds])
+    start_ns, gpu, tid, dur_ns = (np.concatenate(of) for of in zip(*(of for _, *of in kinds), strict=True))
+    in_idle = (kind == 0) | (some_idle.covered_ns(start_ns, start_ns + 1) > 0)
+    order = np.argsort(start_ns, kind="stable")
+    shown = order[:top] if top > 0 else order
+    known = ([None if value == NONE else value for value in of[shown].tolist()] for of in (gpu, tid, dur_ns))
+    rows = [
+        (at_ns, names[at], _KINDS[kind[at]], *cells, "yes" if in_idle[at] else "no")
+        for at, at_ns, *cells in zip(
+            shown.tolist(), (start_ns[shown] - run.facts.start_ns).tolist(), *known, strict=True
+        )
+    ]
+    columns = (
+        Column("at_ns", "at", "at"),
+        Column("name", "what"),
+        Column("kind", "kind", spare=True),
+        Column("gpu", "GPU", "id"),
+        Column("tid", "thread", "id"),
+        Column("dur_ns", "length", "ns"),
+        Column("in_idle", "in idle"),
+    )
+    left_out = f"{len(order) - len(shown)} more: --top 0 lists all." if len(shown) < len(order) else ""
+    in_order = Table("context_points", "Context switch points in order", columns, rows, left_out)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    of_name = np.array([numbers[name] for name in names], np.int32)
+    points = {"kind": kind, "name": of_name, "in_idle": in_idle, "dur_ns": dur_ns}
+    return [_by_name(run, points, [*numbers], top), in_order]
 
 
-def _of_processes(run: Run, work: Work) -> Iterator[_Point]:
+def _of_processes(run: Run, work: Work) -> _Points:
     """The points at which the next work on a GPU belongs to another process than the work before."""
     before = work.pid[np.arange(len(work)) - 1]
     turns = (work.pid != before) & (work.pid != NONE) & (before != NONE)
@@ -77,35 +89,34 @@ def _of_processes(run: Run, work: Work) -> Iterator[_Point]:
         for pid in (run.shapes.value("pid", number),)
     }
     idle_ns = np.maximum(work.start_ns[rows] - work.end_ns[rows - 1], 0)
-    columns = (work.start_ns[rows], before[rows], work.pid[rows], gpus, idle_ns)
-    for start_ns, was, now, gpu, dur_ns in zip(*(column.tolist() for column in columns), strict=True):
-        yield _Point(start_ns, f"{called[was]} → {called[now]}", _PROCESS, gpu, None, dur_ns)
+    names = [
+        f"{called[was]} → {called[now]}"
+        for was, now in zip(before[rows].tolist(), work.pid[rows].tolist(), strict=True)
+    ]
+    return names, work.start_ns[rows], gpus, np.full(len(rows), NONE), idle_ns
 
 
-def _of_rows(run: Run, name: str, rows: Ints, kind: int) -> Iterator[_Point]:
-    """The calls at some rows of a layer as points."""
+def _of_rows(run: Run, name: str, rows: Ints) -> _Points:
+    """The calls at some rows of a layer."""
     layer = run.layer(name).rows(rows, "shape", "kind", "start_ns", "end_ns")
     gpus, tids = (run.shapes.numbers(key, layer.shape, NONE) for key in ("gpu", "tid"))
     lengths_ns = np.where(layer.has_length, layer.end_ns - layer.start_ns, NONE)
-    columns = (column.tolist() for column in (layer.start_ns, gpus, tids, lengths_ns))
-    for called, start_ns, *values in zip(run.shapes.texts("name", layer.shape), *columns, strict=True):
-        known = (None if value == NONE else value for value in values)
-        yield _Point(start_ns, called or "", kind, *known)
+    names = [called or "" for called in run.shapes.texts("name", layer.shape)]
+    return names, layer.start_ns, gpus, tids, lengths_ns
 
 
-def _by_name(points: list[_Point], in_idle: list[bool], top: int) -> Table:
-    groups: dict[tuple[int, str], tuple[list[bool], list[int]]] = {}
-    for point, is_idle in zip(points, in_idle, strict=True):
-        idle, lengths_ns = groups.setdefault((point.kind, point.name), ([], []))
-        idle.append(is_idle)
-        if point.dur_ns is not None:
-            lengths_ns.append(point.dur_ns)
+def _by_name(run: Run, points: dict[str, Any], names: list[str], top: int) -> Table:
+    """The points by kind and name, those with the most time."""
+    found = run.store.rows(
+        f"""select kind, name, count(*), count(*) filter (in_idle), {spread_of(f"nullif(dur_ns, {NONE})")}
+        from points group by kind, name""",
+        points=points,
+    )
     rows: list[tuple[Any, ...]] = [
-        (kind, name, len(idle), sum(idle), *of_values(np.array(lengths_ns, np.int64)))
-        for (kind, name), (idle, lengths_ns) in groups.items()
+        (kind, names[name], count, in_idle, *cells_of(*spread))
+        for kind, name, count, in_idle, *spread in found
     ]
-    total_ns = len(rows[0]) - len(LENGTH_COLUMNS)
-    rows.sort(key=lambda row: (row[total_ns] is None, -(row[total_ns] or 0), row[1]))
+    rows.sort(key=lambda row: (row[4] is None, -(row[4] or 0), row[1], row[0]))
     columns = (
         Column("kind", "context switch points"),
         Column("name", "what"),
@@ -122,30 +133,3 @@ def _by_name(points: list[_Point], in_idle: list[bool], top: int) -> Table:
         rows = rows[:top]
     shown = [(_KINDS[kind], *rest) for kind, *rest in sorted(rows, key=lambda row: row[0])]
     return Table("contexts", "Context switch points", columns, shown, note, grouped=True)
-
-
-def _one_by_one(points: list[_Point], in_idle: list[bool], top: int, base_ns: int) -> Table:
-    shown = len(points) if top <= 0 else min(top, len(points))
-    rows = [
-        (
-            point.start_ns - base_ns,
-            point.name,
-            _KINDS[point.kind],
-            point.gpu,
-            point.tid,
-            point.dur_ns,
-            "yes" if is_idle else "no",
-        )
-        for point, is_idle in zip(points[:shown], in_idle, strict=False)
-    ]
-    columns = (
-        Column("at_ns", "at", "at"),
-        Column("name", "what"),
-        Column("kind", "kind", spare=True),
-        Column("gpu", "GPU", "id"),
-        Column("tid", "thread", "id"),
-        Column("dur_ns", "length", "ns"),
-        Column("in_idle", "in idle"),
-    )
-    left_out = f"{len(points) - shown} more: --top 0 lists all." if shown < len(points) else ""
-    return Table("context_points", "Context switch points in order", columns, rows, left_out)

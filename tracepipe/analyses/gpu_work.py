@@ -51,13 +51,9 @@ class Work:
     def of_gpus(self) -> Iterator[tuple[int, slice]]:
         """Yield each GPU and the rows of its work; of more than GPUS_MAX, those with the most work."""
         shown = np.sort(np.argsort(-np.diff(self.bounds), kind="stable")[:GPUS_MAX])
-        for gpu, first, end in zip(
-            self.gpus[shown].tolist(),
-            self.bounds[shown].tolist(),
-            self.bounds[shown + 1].tolist(),
-            strict=True,
-        ):
-            yield gpu, slice(first, end)
+        bounds = self.bounds.tolist()
+        for at in shown.tolist():
+            yield int(self.gpus[at]), slice(bounds[at], bounds[at + 1])
 
     def left_out(self) -> list[str]:
         """A note about GPUs beyond GPUS_MAX, if there are any."""
@@ -87,8 +83,16 @@ def gpu_work(run: Run) -> Work:
     gpus, bounds = gpu[starts], np.append(starts, len(gpu))
     has_launch, launch = columns.pop("has_launch"), columns.pop("launch")
     call = np.where(has_launch, LaunchCalls(run).last_before(launch, columns["start_ns"]), NONE)
-    by_order = _by_order(run, columns, call, has_launch)
-    return Work(gpus, bounds, **columns, call=call, by_order=by_order)
+    # For work without a launch id: the last call before it that may have launched it.
+    by_order = (call == NONE) & ~has_launch
+    is_copy = columns["what"] == COPY
+    for rows, calls_of in (
+        (np.flatnonzero(by_order & ~is_copy), launching),
+        (np.flatnonzero(by_order & is_copy), lambda run: rows_by_effect(run)["transfer"]),
+    ):
+        if len(rows):
+            call[rows] = _last_before(run, columns["pid"][rows], columns["start_ns"][rows], calls_of(run))
+    return Work(gpus, bounds, **columns, call=call, by_order=by_order & (call != NONE))
 
 
 def _of_layer(run: Run, what: int) -> dict[str, Any]:
@@ -145,28 +149,18 @@ def _of_warps(run: Run, known: Int64s, *, has_kernels: bool) -> Iterator[dict[st
     yield work(alone, start_ns[alone], end_ns[alone])
 
 
-def _by_order(run: Run, work: dict[str, Any], call: Int64s, has_launch: Bools) -> Bools:
-    """Fill in the calls of work without a launch id; return the flags of the work for which this was done."""
-    is_without: Bools = (call == NONE) & ~has_launch
-    is_copy = work["what"] == COPY
-    if (of_kernels := is_without & ~is_copy).any():
-        _last_before(run, work, np.flatnonzero(of_kernels), launching(run), call)
-    if (of_copies := is_without & is_copy).any():
-        _last_before(run, work, np.flatnonzero(of_copies), rows_by_effect(run)["transfer"], call)
-    by_order: Bools = is_without & (call != NONE)
-    return by_order
-
-
-def _last_before(run: Run, work: dict[str, Any], rows: Ints, calls: Int64s, into: Int64s) -> None:
-    """Write into `into`, for some rows of work, the last of `calls` of the same process that began before."""
-    layer = run.layer("userspace")
+def _last_before(run: Run, pids: Ints, starts_ns: Int64s, calls: Int64s) -> Int64s:
+    """For work of some processes, the last of `calls` of the same process that began before, or NONE. Shapes
+    `(n,)`.
+    """
+    layer, found = run.layer("userspace"), np.full(len(pids), NONE, np.int64)
     own = RowsByNumber(run.shapes.column("pid", layer.shape[calls]), calls)
-    for pid, some in RowsByNumber(work["pid"][rows], rows):
+    for pid, some in RowsByNumber(pids):
         # For work of an unknown process, the last call of any process counts.
         of_pid = calls if pid == NONE else own.of(pid)
-        if len(of_pid):
-            at = np.searchsorted(layer.start_ns[of_pid], work["start_ns"][some], "right") - 1
-            into[some] = np.where(at >= 0, of_pid[np.maximum(at, 0)], NONE)
+        at = np.searchsorted(layer.start_ns[of_pid], starts_ns[some], "right")
+        found[some] = np.append(NONE, of_pid)[at]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +396,8 @@ def kinds_of(run: Run, work: Work) -> Ints:
 def gpu_times(work: Work, kinds: Ints) -> Iterator[GpuTime]:
     """When each GPU did what. `kinds` has the purpose of each row of work."""
     for gpu, rows in work.of_gpus():
-        yield GpuTime(gpu, rows, *(_stretches(work, kinds, rows, kind) for kind in range(len(PURPOSES))))
+        of_kinds = (rows_of(kinds, rows, kind) + rows.start for kind in range(len(PURPOSES)))
+        yield GpuTime(gpu, rows, *(Stretches(work.start_ns[of], work.end_ns[of]) for of in of_kinds))
 
 
 def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
@@ -443,9 +438,3 @@ def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
 def rows_of(kinds: Ints, rows: slice, kind: int) -> Int32s:
     """The indices, within some rows of work, of those with a purpose. Shape `(n,)`."""
     return np.flatnonzero(kinds[rows] == kind).astype(np.int32)
-
-
-def _stretches(work: Work, kinds: Ints, rows: slice, kind: int) -> Stretches:
-    """The stretches in which any work with a purpose ran."""
-    some = rows_of(kinds, rows, kind)
-    return Stretches(work.start_ns[rows][some], work.end_ns[rows][some])

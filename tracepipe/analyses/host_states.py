@@ -4,7 +4,6 @@ call."""
 from __future__ import annotations
 
 import ctypes
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from tracepipe.analyses.breakdown import HOOKED, PARTS, hooked_title
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, Ints
-from tracepipe.event.groups import number_rows
+from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.event.intervals import Stretches
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.native import library
@@ -73,9 +72,10 @@ class _ByThread:
         count = int(np.searchsorted(thread, nobody))
         thread, order = thread[:count], order[:count]
         flags = ((column("parent") == NONE) & (kind != NO_BEGIN)).astype(np.uint8) * np.uint8(_IS_OUTERMOST)
-        flags |= (names == _ioctl(run))[column("shape")].astype(np.uint8) * np.uint8(_IS_IOCTL)
+        is_ioctl = (names == run.shapes.number_of("name", "ioctl"))[column("shape")]
+        flags |= is_ioctl.astype(np.uint8) * np.uint8(_IS_IOCTL)
         self._columns = {"flags": flags[order]}
-        del kind, flags
+        del kind, flags, is_ioctl
         self._columns["name"] = names[column("shape")[order]]
         for key in ("start_ns", "end_ns"):
             self._columns[key] = column(key)[order]
@@ -88,10 +88,6 @@ class _ByThread:
         is_there = at < len(self._threads) and self._threads[at] == thread
         own = slice(self._first[at], self._first[at + 1]) if is_there else slice(0, 0)
         return _Spans(*(self._columns[name][own] for name in ("start_ns", "end_ns", "name", "flags")))
-
-
-def _ioctl(run: Run) -> int:
-    return run.shapes.number_of("name", "ioctl")
 
 
 class HostStates:
@@ -140,7 +136,7 @@ class HostStates:
         spans = [self._spans[kind].of(number) for kind in _KINDS]
         runs = runs_of(spans[0])
         if (core := library()) is None:
-            return _columns(_swept(spans, runs.tolist(), start_ns.tolist(), end_ns.tolist()))
+            return _swept(spans, runs, start_ns, end_ns)
         return _swept_by(core, spans, runs, start_ns, end_ns)
 
     def name(self, number: int) -> str | None:
@@ -174,13 +170,6 @@ _OF_SPENT: Final = {
 }
 
 
-def _columns(rows: list[tuple[int, ...]]) -> Spent:
-    columns = zip(*rows, strict=True) if rows else ([] for _ in _OF_SPENT)
-    return {
-        name: np.array(column, kind) for (name, kind), column in zip(_OF_SPENT.items(), columns, strict=True)
-    }
-
-
 def _swept_by(
     core: ctypes.CDLL, spans: list[_Spans], runs: Int64s, start_ns: Int64s, end_ns: Int64s
 ) -> Spent:
@@ -212,75 +201,57 @@ def _swept_by(
         found.append({name: column[:count] for name, column in out.items()})
         room = room if done.value else 2 * room
         first += done.value
-    return (
-        {name: np.concatenate([one[name] for one in found]) for name in found[0]} if found else _columns([])
-    )
+    if not found:
+        return {name: np.empty(0, kind) for name, kind in _OF_SPENT.items()}
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
 
-def _swept(
-    spans: list[_Spans], runs: list[int], starts_ns: list[int], ends_ns: list[int]
-) -> list[tuple[int, ...]]:
-    """Sweep over the spans: the rows of `HostStates.of`."""
-    has_run, first_ns, last_ns, on_ns, off_ns = runs
+def _swept(spans: list[_Spans], runs: Int64s, start_ns: Int64s, end_ns: Int64s) -> Spent:
+    """The sweep over the spans in Python."""
+    has_run, first_ns, last_ns, on_ns, off_ns = runs.tolist()
     running, driver, syscalls, calls, hooks = spans
     is_ioctl = syscalls.flags & _IS_IOCTL != 0
     unions = [
-        _union(running.start_ns, running.end_ns),
-        _union(driver.start_ns, driver.end_ns),
-        _union(syscalls.start_ns[~is_ioctl], syscalls.end_ns[~is_ioctl]),
-        _union(syscalls.start_ns[is_ioctl], syscalls.end_ns[is_ioctl]),
-    ]
-    outermost = syscalls.flags & _IS_OUTERMOST != 0
+        Stretches(of.start_ns[some], of.end_ns[some])
+        for of, some in (
+            (running, slice(None)), (driver, slice(None)), (syscalls, ~is_ioctl), (syscalls, is_ioctl)
+        )
+    ]  # fmt: skip
     before_ns = np.maximum.accumulate(hooks.end_ns)
-    is_first = np.concatenate(
-        [hooks.start_ns[:1] == hooks.start_ns[:1], hooks.start_ns[1:] >= before_ns[:-1]]
-    )
+    is_first = np.append(np.ones(len(before_ns[:1]), np.bool_), hooks.start_ns[1:] >= before_ns[:-1])
     named = [
-        [of.start_ns[some].tolist(), of.end_ns[some].tolist(), of.name[some].tolist()]
-        for of, some in ((calls, slice(None)), (hooks, is_first), (syscalls, outermost))
-    ]
-    edges = sorted(
-        {first_ns, last_ns, *(ns for one in (*unions, *(of[:2] for of in named)) for of in one for ns in of)}
-    )
-    rows: list[tuple[int, ...]] = []
-    for stretch, (begin_ns, until_ns) in enumerate(zip(starts_ns, ends_ns, strict=True)):
-        spent: dict[tuple[int, int, int], int] = {}
-        at = begin_ns
-        while at < until_ns:
-            place = bisect_right(edges, at)
-            next_ns = min(edges[place], until_ns) if place < len(edges) else until_ns
-            call, hook, syscall = (_name_at(of, at) for of in named)
-            outer = IN_CALL if call is not None else HOOKED if hook is not None else USER
-            state = STATES.index(outer)
-            inside = [_is_inside(union, at) for union in unions]
-            for code in (3, 2, 1):
-                state = code if inside[code] else state
-            if has_run:
-                state = 0 if not inside[0] and on_ns <= at < off_ns else state
-                if not first_ns <= at < last_ns:
-                    state = STATES.index(ABSENT)
-                if at >= last_ns and not call is hook is syscall is None:
-                    state = 0
-            name = hook if call is None else call
-            syscall = syscall if name is None else None
-            key = state, NONE if name is None else name, NONE if syscall is None else syscall
-            spent[key] = spent.get(key, 0) + next_ns - at
-            at = next_ns
-        rows += [(stretch, *key, dur_ns) for key, dur_ns in spent.items()]
-    return rows
+        (of.start_ns[some], of.end_ns[some], of.name[some])
+        for of, some in (
+            (calls, slice(None)), (hooks, is_first), (syscalls, syscalls.flags & _IS_OUTERMOST != 0)
+        )
+    ]  # fmt: skip
+    times = [times for one in unions for times in (one.start_ns, one.end_ns)]
+    times += [times for one in named for times in one[:2]]
+    edges = np.unique(np.concatenate([[first_ns, last_ns], start_ns, end_ns, *times]))
+    # The parts of the stretches between two edges, in which nothing changes.
+    stretch = np.searchsorted(start_ns, edges, "right") - 1
+    some = np.flatnonzero((stretch >= 0) & (edges < np.append(end_ns, _NEVER)[stretch]))
+    at, stretch, dur_ns = edges[some], stretch[some], np.diff(edges, append=0)[some]
 
+    def name_of(start_ns: Int64s, end_ns: Int64s, name: Int32s) -> Int32s:
+        """The name of the last span that started, where that has not ended; else NONE."""
+        last = np.searchsorted(start_ns, at, "right") - 1
+        is_open = at < np.append(end_ns, _NEVER)[last]
+        return np.where(is_open, np.append(name, np.int32(NONE))[last], np.int32(NONE))
 
-def _union(start_ns: Int64s, end_ns: Int64s) -> tuple[list[int], list[int]]:
-    union = Stretches(start_ns, end_ns)
-    return union.start_ns.tolist(), union.end_ns.tolist()
-
-
-def _is_inside(union: tuple[list[int], list[int]], ts_ns: int) -> bool:
-    at = bisect_right(union[0], ts_ns) - 1
-    return at >= 0 and ts_ns < union[1][at]
-
-
-def _name_at(spans: list[list[int]], ts_ns: int) -> int | None:
-    """The name of the last span that started, if it has not ended; None without one."""
-    at = bisect_right(spans[0], ts_ns) - 1
-    return spans[2][at] if at >= 0 and ts_ns < spans[1][at] else None
+    call, hook, syscall = (name_of(*one) for one in named)
+    is_called, is_hooked = call != NONE, hook != NONE
+    outer = STATES.index(IN_CALL), np.where(is_hooked, STATES.index(HOOKED), STATES.index(USER))
+    state = np.where(is_called, *outer).astype(np.uint8)
+    for code in (3, 2, 1):
+        state[unions[code].contains(at)] = code
+    if has_run:
+        state[~unions[0].contains(at) & (on_ns <= at) & (at < off_ns)] = 0
+        state[(at < first_ns) | (at >= last_ns)] = STATES.index(ABSENT)
+        state[(at >= last_ns) & (is_called | is_hooked | (syscall != NONE))] = 0
+    name = np.where(is_called, call, hook)
+    columns = stretch, state, name, np.where(name == NONE, syscall, np.int32(NONE))
+    of, first = number_rows(*columns)
+    order = np.argsort(first)
+    sums_ns = sums_by(of, dur_ns, len(first))[order]
+    return dict(zip(_OF_SPENT, (*(column[first[order]] for column in columns), sums_ns), strict=True))
