@@ -15,7 +15,7 @@ from tracepipe.analyses.gpu_by_line import gpu_by_line
 from tracepipe.analyses.gpu_by_range import Row as Range
 from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.analyses.gpu_work import COPY, Shares, delays_of, gpu_work, kinds_of, shares_of
-from tracepipe.reports.report import Column, Table
+from tracepipe.reports.report import COUNT, SHARE, Column, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text
 
@@ -96,11 +96,11 @@ def glance_of(run: Run) -> Glance:
 
 def sentences(run: Run, found: Glance) -> Table:
     """The main results as sentences."""
-    rows = [(line,) for of in (_busy, _overlap, _late, _most, _memory) for line in of(run, found)]
-    return Table("glance", "GPU at a glance", (Column("says", ""),), rows)
+    lines = (*_how_busy(found), *_communication(found), *_others(run, found))
+    return Table("glance", "GPU at a glance", (Column("says", ""),), [(line,) for line in lines])
 
 
-def _busy(run: Run, found: Glance) -> Iterator[str]:
+def _how_busy(found: Glance) -> Iterator[str]:
     """How busy each GPU was, the most idle first, and whether the CPU is the cause."""
     if found.shares and found.lacks_kernels:
         yield (
@@ -129,8 +129,8 @@ def _share(percent: float) -> str:
     return f"{percent:.1f}%"
 
 
-def _overlap(run: Run, found: Glance) -> Iterator[str]:
-    """How much of the communication overlaps with computation."""
+def _communication(found: Glance) -> Iterator[str]:
+    """How much of the communication overlaps with computation, and the GPU for which the others wait most."""
     communication_ns = sum(one.communication_ns for one in found.shares)
     if communication_ns and not found.lacks_kernels:
         span_ns = sum(one.span_ns for one in found.shares)
@@ -139,10 +139,6 @@ def _overlap(run: Run, found: Glance) -> Iterator[str]:
             f"Communication takes {_share(100 * communication_ns / span_ns)} of the time; kernels compute "
             f"during {_share(100 * hidden_ns / communication_ns)} of it."
         )
-
-
-def _late(run: Run, found: Glance) -> Iterator[str]:
-    """The GPU for which the others wait most."""
     waited: dict[int, list[int]] = {}
     count = 0
     for collective in found.collectives.found:
@@ -160,8 +156,8 @@ def _late(run: Run, found: Glance) -> Iterator[str]:
         )
 
 
-def _most(run: Run, found: Glance) -> Iterator[str]:
-    """The line or the range with the most GPU time."""
+def _others(run: Run, found: Glance) -> Iterator[str]:
+    """The line or the range with the most GPU time, and the most memory that was allocated."""
     total_ns = sum(gpu_ns for _, gpu_ns, _ in found.lines)
     if total_ns:
         line, gpu_ns, _ = found.lines[0]
@@ -169,10 +165,6 @@ def _most(run: Run, found: Glance) -> Iterator[str]:
     elif found.ranges:
         name, *_, busy_ns, _ = found.ranges[0]
         yield f"The range {name} keeps the GPU busy for {duration_text(busy_ns or 0)}."
-
-
-def _memory(run: Run, found: Glance) -> Iterator[str]:
-    """The most memory that was allocated."""
     for peak in found.peaks[:1]:
         line = f"Peak memory: {size_text(peak.peak_bytes)}"
         if peak.gpu is not None:
@@ -187,8 +179,49 @@ def _memory(run: Run, found: Glance) -> Iterator[str]:
 
 def figures(run: Run, found: Glance) -> list[Table]:
     """The tables behind the sentences, without those that are empty."""
-    tables = (_collectives(found), _delays(found), _lines(found), _ranges(found), _peaks(run, found))
+    lines_ns = sum(gpu_ns for _, gpu_ns, _ in found.lines)
+    lines = [
+        (line, gpu_ns, 100 * gpu_ns / lines_ns if lines_ns else None, count)
+        for line, gpu_ns, count in found.lines[:_LISTED]
+    ]
+    ranges = [(name, count, wall, busy, idle) for name, count, wall, _, _, busy, idle in found.ranges]
+    tables = (
+        _collectives(found),
+        Table("launch_delay", "From launch to start on the GPU", _DELAYS, found.delays, _DELAYS_NOTE),
+        Table("python_lines", "Lines of Python by the GPU's time", _LINES, lines),
+        Table("gpu_ranges", "Ranges by the GPU's time", _RANGES, ranges, _RANGES_NOTE),
+        _peaks(run, found),
+    )
     return [table for table in tables if table.rows]
+
+
+_DELAYS = (
+    _GPU,
+    Column("launches", "launches", "count"),
+    Column("p50_ns", "p50", "ns"),
+    Column("p99_ns", "p99", "ns"),
+    Column("max_ns", "max", "ns"),
+    Column("queue_p50", "queue p50", "count"),
+    Column("queue_max", "queue max", "count"),
+)
+_DELAYS_NOTE = (
+    "From the return of a launch call to the start of its work on the GPU; 0 where the work started "
+    "earlier. Queue: launches on the GPU that had not started when a call began, including its own."
+)
+_LINES = (
+    Column("line", "line"),
+    Column("gpu_ns", "on GPU", "ns"),
+    SHARE,
+    Column("count", "launched", "count"),
+)
+_RANGES = (
+    Column("name", "range"),
+    COUNT,
+    Column("wall_ns", "wall", "ns"),
+    Column("busy_ns", "GPU busy", "ns"),
+    Column("idle_percent", "idle", "percent"),
+)
+_RANGES_NOTE = "Idle: between the first work of a range and its last. A range includes the ranges inside it."
 
 
 def gpu_time(found: Glance) -> Table:
@@ -267,51 +300,6 @@ def _collectives(found: Glance) -> Table:
         kernels = agree(unmatched, "kernel|kernels")
         note += f" {unmatched:,} {kernels} could not be matched with those of other GPUs."
     return Table("collectives", "Collectives, and which GPU is last", columns, rows, note, grouped=True)
-
-
-def _delays(found: Glance) -> Table:
-    columns = (
-        _GPU,
-        Column("launches", "launches", "count"),
-        Column("p50_ns", "p50", "ns"),
-        Column("p99_ns", "p99", "ns"),
-        Column("max_ns", "max", "ns"),
-        Column("queue_p50", "queue p50", "count"),
-        Column("queue_max", "queue max", "count"),
-    )
-    note = (
-        "From the return of a launch call to the start of its work on the GPU; 0 where the work started "
-        "earlier. Queue: launches on the GPU that had not started when a call began, including its own."
-    )
-    return Table("launch_delay", "From launch to start on the GPU", columns, found.delays, note)
-
-
-def _lines(found: Glance) -> Table:
-    total_ns = sum(gpu_ns for _, gpu_ns, _ in found.lines)
-    rows = [
-        (line, gpu_ns, 100 * gpu_ns / total_ns if total_ns else None, count)
-        for line, gpu_ns, count in found.lines[:_LISTED]
-    ]
-    columns = (
-        Column("line", "line"),
-        Column("gpu_ns", "on GPU", "ns"),
-        Column("share_percent", "share", "percent"),
-        Column("count", "launched", "count"),
-    )
-    return Table("python_lines", "Lines of Python by the GPU's time", columns, rows)
-
-
-def _ranges(found: Glance) -> Table:
-    columns = (
-        Column("name", "range"),
-        Column("count", "count", "count"),
-        Column("wall_ns", "wall", "ns"),
-        Column("busy_ns", "GPU busy", "ns"),
-        Column("idle_percent", "idle", "percent"),
-    )
-    rows = [(name, count, wall, busy, idle) for name, count, wall, _, _, busy, idle in found.ranges[:_LISTED]]
-    note = "Idle: between the first work of a range and its last. A range includes the ranges inside it."
-    return Table("gpu_ranges", "Ranges by the GPU's time", columns, rows, note)
 
 
 def _peaks(run: Run, found: Glance) -> Table:

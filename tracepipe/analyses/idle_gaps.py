@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tracepipe.analyses.breakdown import HOOKED
+from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.analyses.gpu_work import Idle, Work, outermost_rows
 from tracepipe.analyses.host_states import STATES, UNKNOWN, USER, HostStates, Spent
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, Rows
-from tracepipe.event.groups import RowsByNumber, largest, number_rows, sums_by
+from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.store.run import Run
 
 BETWEEN, FIRST, LAST = range(3)
@@ -130,52 +131,55 @@ def in_words(states: HostStates, state: int, call: int, syscall: int) -> tuple[s
     return STATES[state], states.name(call), states.name(syscall)
 
 
-class Causes:
-    """What the CPU did while each GPU was idle: a number for each GPU, state and call. `gpu` has the GPU of
-    each, shape `(causes,)`, and `sums_ns` its time, for each of WHERE.
+class Cause(NamedTuple):
+    """A state of the CPU while a GPU was idle: the number of gaps between work that have it, the percentiles,
+    the maximum and the sum of its time in them, and its time before the first work and after the last. `gpu`
+    is as in `IdleGaps`.
     """
 
-    def __init__(self, gaps: IdleGaps, doing: Spent, states: HostStates) -> None:
-        self._doing, self._states = doing, states
-        gpu_of = gaps.gpu[doing["gap"]]
-        of, self._first = number_rows(gpu_of, *(doing[key] for key in KEYS))
-        self.gpu = gpu_of[self._first]
-        self._where = gaps.where[doing["gap"]]
-        self.sums_ns = {
-            where: sums_by(of, np.where(self._where == where, doing["dur_ns"], 0), len(self._first))
-            for where in WHERE
-        }
-        self._rows = RowsByNumber(of)
+    gpu: int
+    others: int
+    """0, or of how many causes without a row it is the sum; these have no state."""
+    state: str
+    call: str | None
+    gaps: int
+    percentiles: list[int] | None
+    longest_ns: int | None
+    between_ns: int
+    before_ns: int
+    after_ns: int
+    idle_ns: int
+    """The time of all causes of the GPU between work."""
 
-    def words(self, number: int) -> tuple[str, str | None]:
-        """The state and the call of a cause."""
-        at = int(self._first[number])
-        state, call, syscall = in_words(self._states, *(int(self._doing[key][at]) for key in KEYS))
-        return state_text(state, self._states), call or syscall
 
-    def lengths_ns(self, number: int) -> Int64s:
-        """The time of a cause in each gap between work. Shape `(gaps,)`."""
-        rows = self._rows.of(number)
-        found: Int64s = self._doing["dur_ns"][rows[self._where[rows] == BETWEEN]]
-        return found
-
-    def in_all_ns(self, numbers: Ints | int) -> tuple[int, int, int]:
-        """The total time of some causes between work, before the first work, and after the last."""
-        between, before, after = (int(self.sums_ns[where][numbers].sum()) for where in WHERE)
-        return between, before, after
-
-    def outside_ns(self, numbers: Ints | int) -> Int64s:
-        """The time of each of some causes before the first work and after the last. Shapes `(n,)`."""
-        return self.sums_ns[FIRST][numbers] + self.sums_ns[LAST][numbers]
-
-    def first(self, numbers: Ints, top: int) -> list[int]:
-        """The longest `top` of some causes, or all for 0, longest first."""
-        found: list[int] = numbers.tolist()
-        if top > 0:
-            # Texts are only decoded for causes with equal times, as there may be a million causes.
-            found = np.concatenate(largest(self.sums_ns[BETWEEN], numbers, top)).tolist()
-        return sorted(found, key=self._rank)[: top or None]
-
-    def _rank(self, number: int) -> tuple[int, int, str, str]:
-        state, call = self.words(number)
-        return -int(self.sums_ns[BETWEEN][number]), -int(self.outside_ns(number)), state, call or ""
+def causes_of(run: Run, gaps: IdleGaps, doing: Spent, states: HostStates, top: int) -> list[Cause]:
+    """The `top` causes of each GPU with the most time, or all for 0, and the sum of the others. If only one
+    is left, it has a row too.
+    """
+    between, before, after = (f"filter (place = {where})" for where in WHERE)
+    shown = f"if({top} > 0 and {top} + 1 < causes, {top}, causes)"
+    rows = run.store.rows(
+        f"""with sums as (
+            select gpu, state, call, syscall, count(*) {between} as gaps,
+                quantile_disc(dur_ns, {[percent / 100 for percent in PERCENTS]}) {between} as percentiles,
+                max(dur_ns) {between} as longest_ns, coalesce(sum(dur_ns) {between}, 0) as between_ns,
+                coalesce(sum(dur_ns) {before}, 0) as before_ns, coalesce(sum(dur_ns) {after}, 0) as after_ns
+            from doing group by gpu, state, call, syscall),
+        named as (
+            select sums.*, (?::varchar[])[state + 1] as state_text, coalesce(c.text, s.text) as name
+            from sums left join store.texts c on c.number = call
+            left join store.texts s on s.number = syscall),
+        ranked as (
+            select *, count(*) over (partition by gpu) as causes, row_number() over (
+                partition by gpu order by between_ns desc, before_ns + after_ns desc, state_text,
+                coalesce(name, ''), state, call, syscall) as rank
+            from named)
+        select gpu, if(min(rank) > {shown}, count(*), 0), any_value(state_text), any_value(name),
+            any_value(gaps), any_value(percentiles), any_value(longest_ns), sum(between_ns), sum(before_ns),
+            sum(after_ns), sum(sum(between_ns)) over (partition by gpu)
+        from ranked group by gpu, causes, least(rank, {shown} + 1) order by gpu, min(rank)""",
+        [[state_text(state, states) for state in STATES]],
+        doing={key: doing[key] for key in (*KEYS, "dur_ns")}
+        | {"gpu": gaps.gpu[doing["gap"]], "place": gaps.where[doing["gap"]]},
+    )
+    return [Cause(*row) for row in rows]

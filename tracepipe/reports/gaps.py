@@ -21,8 +21,9 @@ from tracepipe.analyses.idle_gaps import (
     LAST,
     STATE_WORDS,
     WHERE,
-    Causes,
+    Cause,
     IdleGaps,
+    causes_of,
     doing_in,
     gaps_of,
     in_words,
@@ -86,7 +87,7 @@ def run(run: Run, options: Options) -> Result:
     result.parts.append(_gpus(run, idle, gaps))
     if len(kept):
         result.parts += [
-            _causes(idle, kept, doing, states, options.top),
+            _causes(run, idle, kept, doing, states, options.top),
             _longest(run, work, idle, kept, doing, states, options),
         ]
     threads, notes = _threads(run, idle, states, options.top)
@@ -144,28 +145,19 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
     return Table("gpus", "Each GPU", columns, rows, note)
 
 
-def _causes(idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, top: int) -> Table:
-    causes = Causes(gaps, doing, states)
+def _causes(run: Run, idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, top: int) -> Table:
+    def row(of: Cause) -> tuple[Any, ...]:
+        share = 100 * of.between_ns / of.idle_ns if of.idle_ns else None
+        cause: tuple[Any, ...]
+        spread: tuple[int | None, ...]
+        cause, spread = (of.state, of.call, of.gaps), (*(of.percentiles or ()), of.longest_ns)
+        if of.others:
+            cause = (counted(of.others, "other|others"), None, None)
+        if of.others or not of.percentiles:
+            spread = (None,) * len(_SPREAD)
+        return f"GPU {idle[of.gpu].gpu}", *cause, of.between_ns, share, *spread, of.before_ns, of.after_ns
 
-    def rows() -> Iterator[tuple[Any, ...]]:
-        bounds = np.searchsorted(causes.gpu, np.arange(len(idle) + 1)).tolist()
-        for number, (start, stop) in enumerate(pairwise(bounds)):
-            every, gpu = np.arange(start, stop), f"GPU {idle[number].gpu}"
-            idle_ns, _, _ = causes.in_all_ns(every)
-            # If only one cause is left, it is listed too.
-            shown = causes.first(every, top if top + 1 < len(every) else 0)
-            for cause in shown:
-                lengths_ns, (between_ns, *outside) = causes.lengths_ns(cause), causes.in_all_ns(cause)
-                _, _, *spread = of_values(lengths_ns)
-                share = 100 * between_ns / idle_ns if idle_ns else None
-                yield gpu, *causes.words(cause), len(lengths_ns), between_ns, share, *spread, *outside
-            if len(shown) < len(every):
-                rest = np.setdiff1d(every, shown)
-                between_ns, *outside = causes.in_all_ns(rest)
-                share = 100 * between_ns / idle_ns if idle_ns else None
-                others = (gpu, counted(len(rest), "other|others"), None, None, between_ns, share)
-                yield *others, *(None,) * len(_SPREAD), *outside
-
+    rows = [*map(row, causes_of(run, gaps, doing, states, top))]
     columns = (
         Column("gpu", "the CPU was in"),
         Column("state", "state"),
@@ -183,7 +175,7 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, 
         f"{f', {states.hooked}' if HOOKED in states.states else ''}. "
         "Percentiles: of the time per gap."
     )
-    return Table("causes", "Idle time by what the CPU did", columns, [*rows()], note, grouped=True)
+    return Table("causes", "Idle time by what the CPU did", columns, rows, note, grouped=True)
 
 
 def _longest(
