@@ -195,13 +195,11 @@ def _median(values: Floats) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One name on both sides: its figures by the names of `MEASURES`, and which of them differ."""
+    """One name on both sides: its figures by the names of `MEASURES`, and the names of those that differ."""
 
     key: Key
     figures: dict[str, Difference]
-    length_changed: bool
-    tail_changed: bool
-    count_changed: bool
+    differs: frozenset[str]
 
     @property
     def total_ns(self) -> int:
@@ -239,6 +237,10 @@ class Changes:
         self._figures: dict[str, Floats] = {}
         """The figures by the names of `MEASURES`, shapes `(rows, recordings)`."""
         self._scores: dict[str, Floats] = {}
+        self.differs: dict[str, Bools] = {}
+        """For the median length, the tail and the count, by the names of `MEASURES`, flags for the rows that
+        differ by more than the spread; where enough recordings allow it, only those that do not differ by
+        chance. The tail of a row is only flagged where its median is not."""
 
     def add(self, recording: int, found: dict[Kind, Measured]) -> None:
         """Add the names of a recording, which may be dropped afterwards."""
@@ -281,6 +283,11 @@ class Changes:
         scores[known] = self.comparison.add(some, self._floors(some))
         for name in _TESTED:
             self._scores[name] = self._compared(name, lost)
+        for name, found in self._scores.items():
+            self.differs[name] = found > 1
+            if self.can_claim:
+                self.differs[name] &= self.comparison.p(found) <= self._alpha
+        self.differs["p95_ns"] &= ~self.differs["p50_ns"]
         return [
             self._difference(row, score if is_known else None)
             for row, score, is_known in zip(of_totals, scores.tolist(), known.tolist(), strict=True)
@@ -318,33 +325,10 @@ class Changes:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def _differs(self, name: str) -> Bools:
-        """Flags the rows that differ in a figure by more than the spread; where enough recordings allow it,
-        only those that do not differ by chance.
-        """
-        scores = self._scores[name]
-        differs: Bools = scores > 1
-        return differs & (self.comparison.p(scores) <= self._alpha) if self.can_claim else differs
-
     @property
     def can_claim(self) -> bool:
         """Whether there are enough recordings to distinguish a change from chance."""
         return self.comparison.has_spread and self.comparison.least_p <= self._alpha
-
-    @cached_property
-    def length_changed(self) -> Bools:
-        """Flags the rows whose median lengths differ."""
-        return self._differs("p50_ns")
-
-    @cached_property
-    def tail_changed(self) -> Bools:
-        """Flags the rows whose tails differ, but not their medians."""
-        return self._differs("p95_ns") & ~self.length_changed
-
-    @cached_property
-    def count_changed(self) -> Bools:
-        """Flags the rows whose counts differ."""
-        return self._differs("count")
 
     @cached_property
     def totals_ns(self) -> tuple[Int64s, Int64s]:
@@ -377,8 +361,7 @@ class Changes:
     @property
     def is_reported(self) -> Bools:
         """Flags the rows that differ in any figure."""
-        reported: Bools = self.length_changed | self.tail_changed | self.count_changed
-        return reported
+        return np.asarray(np.any([*self.differs.values()], axis=0))
 
     def is_of(self, layers: Collection[str]) -> Bools:
         """Flags the rows of some layers of samples."""
@@ -393,8 +376,8 @@ class Changes:
         """
         which = np.zeros(len(self), np.int8)
         conflicts = np.zeros(len(self), np.bool_)
-        flags = (self.length_changed, self.tail_changed, self.count_changed)
-        for name, rows in zip(_TESTED, map(np.flatnonzero, flags), strict=True):
+        for name, flags in self.differs.items():
+            rows = np.flatnonzero(flags)
             before, after = self._medians(name)
             signs = np.sign(after[rows] - before[rows]).astype(np.int8)
             conflicts[rows] |= signs * which[rows] < 0
@@ -419,8 +402,9 @@ class Changes:
             name: self._difference(values[row], float(self._scores[name][row]) if name in _TESTED else None)
             for name, values in self._figures.items()
         }
-        flags = (self.length_changed, self.tail_changed, self.count_changed)
-        return Change(self._keys[row], figures, *(bool(flag[row]) for flag in flags))
+        return Change(
+            self._keys[row], figures, frozenset(name for name in _TESTED if self.differs[name][row])
+        )
 
     def _difference(self, values: Floats, score: float | None) -> Difference:
         p = None

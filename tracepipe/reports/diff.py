@@ -99,9 +99,9 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
     reported, in_both = found.is_reported, found.is_in_both
     verb = "changed" if found.can_claim else "differ"
     for what, table, which in (
-        (f"lengths that {verb}", _lengths, found.length_changed),
-        (f"tails that {verb}", _tails, found.tail_changed),
-        (f"counts that {verb}", _counts, found.count_changed & in_both),
+        (f"lengths that {verb}", _lengths, found.differs["p50_ns"]),
+        (f"tails that {verb}", _tails, found.differs["p95_ns"]),
+        (f"counts that {verb}", _counts, found.differs["count"] & in_both),
         ("names that only one side has", _alone, reported & ~in_both),
         ("exits", _exits, found.is_of(EXITS)),
     ):
@@ -291,8 +291,7 @@ def _compared(found: Changes) -> Drawing:
                 for side in "ab"
             }
             p = {f"{of}_p": one.figures[name].p for of, name in _P_OF.items()}
-            differs = one.length_changed or one.tail_changed or one.count_changed
-            yield {"layer": one.key[0], "name": one.key[1], **of, **p, "changed": differs}
+            yield {"layer": one.key[0], "name": one.key[1], **of, **p, "changed": bool(one.differs)}
 
     return Drawing("compared", draw, data)
 
@@ -433,12 +432,12 @@ def evidence(one: Change) -> str:
     """A sentence about how one name differs, with its figures."""
     layer, name = one.key
     total = f"{duration_text(abs(one.total_ns))} {'less' if one.total_ns < 0 else 'more'} in total"
-    if one.count_changed and one.only_in:
+    if "count" in one.differs and one.only_in:
         return f"{name} is only in {one.only_in}: {total}."
     before, after = (f"{count:,.15g}" for count in one.counts)
-    if one.count_changed:
+    if "count" in one.differs:
         return f"{name} occurs {after} times instead of {before}{_sure(one.figures['count'])}: {total}."
-    if one.length_changed:
+    if "p50_ns" in one.differs:
         median = name if layer in EXITS else f"The median length of {name}"
         times = f"{before} times" if before == after else f"{before} and {after} times"
         return f"{median} is {_from_to(one.figures['p50_ns'])}, {times}: {total}."
