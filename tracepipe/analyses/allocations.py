@@ -169,14 +169,12 @@ def _events(run: Run, from_calls: bool, sites: bool) -> Iterator[_Event]:
     outer: list[str | None] = [None] * len(rows)
     callers: list[str | None] = [None] * len(order)
     if sites:
-        outermost = outermost_rows(run, calls.parent[rows])
-        outer_names = iter(shapes.texts("name", calls.shape[outermost[outermost != NONE]]))
-        outer = [None if row == NONE else next(outer_names) for row in outermost.tolist()]
-        callers = _callers(run, of_shape, rows, of_shape[shape], at_ns)
+        outer = _names(run, outermost_rows(run, calls.parent[rows]))
+        callers = _callers(run, of_shape, of_shape[shape], at_ns)
     columns: tuple[list[Any], ...] = (
         at_ns.tolist(),
-        _optional(shapes.numbers("pid", shape, NONE)),
-        _optional(shapes.numbers("tid", shape, NONE)),
+        shapes.values("pid", shape),
+        shapes.values("tid", shape),
         _gpus(run, of_shape, of_shape[shape], at_ns, shapes.numbers("gpu", shape, NONE)),
         shapes.texts("name", shape),
         callers,
@@ -204,11 +202,6 @@ def _events(run: Run, from_calls: bool, sites: bool) -> Iterator[_Event]:
             address = None
         site = " > ".join(dict.fromkeys(of for of in (around, call) if of)) or effect
         yield _Event(ts_ns, effect, pid, tid, gpu, size, address, total_bytes, failed, site)
-
-
-def _optional(values: Ints) -> list[int | None]:
-    """The values, None for negative ones."""
-    return [None if value < 0 else value for value in values.tolist()]
 
 
 def _text(value: object) -> str | None:
@@ -247,21 +240,25 @@ def _last_before(
     return found
 
 
-def _callers(run: Run, of_shape: Ints, rows: Ints, threads: Ints, at_ns: Int64s) -> list[str | None]:
+def _names(run: Run, rows: Ints) -> list[str | None]:
+    """The names of rows of calls, None for NONE."""
+    shapes = run.layer("userspace").shape[rows[rows != NONE]]
+    names = iter(run.shapes.texts("name", shapes))
+    return [None if row == NONE else next(names) for row in rows.tolist()]
+
+
+def _callers(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s) -> list[str | None]:
     """The names of the outermost calls that the events' threads were in, None without one. `of_shape` has the
-    thread of each shape, `rows` are the calls that allocate or free.
+    thread of each shape.
     """
-    calls, is_wanted = run.layer("userspace"), np.zeros(int(of_shape.max(initial=-1)) + 1, np.bool_)
-    is_wanted[of_shape[np.flatnonzero(run.used_shapes("memory"))]] = True
-    is_wanted[of_shape[calls.shape[rows]]] = True
-    tops = np.flatnonzero(is_wanted[of_shape[calls.shape]] & calls.is_outermost & calls.is_call)
+    calls, is_wanted = run.layer("userspace"), np.isin(of_shape, threads)
+    tops = np.flatnonzero(is_wanted[calls.shape] & calls.is_outermost & calls.is_call)
     # The time of an event is the return of its call, at which the next call may begin.
     by_thread = RowsByNumber(of_shape[calls.shape[tops]], tops)
     found = _last_before(by_thread, calls.start_ns, threads, at_ns, side="left")
     known = np.flatnonzero(found != NONE)
     found[known[calls.end_ns[found[known]] < at_ns[known]]] = NONE
-    names = iter(run.shapes.texts("name", calls.shape[found[found != NONE]]))
-    return [None if row == NONE else next(names) for row in found.tolist()]
+    return _names(run, found)
 
 
 def _gpus(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s, gpus: Int64s) -> list[int | None]:
@@ -270,23 +267,20 @@ def _gpus(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s, gpus: Int64s) 
     """
     known = run.facts.footer.gpus or run.facts.header.gpus
     if len(known) == 1 and isinstance(known[0].get("index"), int):
-        return _optional(np.where(gpus == NONE, known[0]["index"], gpus))
-    if not (gpus == NONE).any():
-        return _optional(gpus)
-    rows = rows_named(run, "userspace", lambda name: name == "cudaSetDevice")
-    calls = run.layer("userspace").rows(rows, "shape", "args", "end_args", "end_ns")
-    result, has_result = run.args.result(calls.args, calls.end_args)
-    given = run.args.values(calls.args, lambda args: _whole(args.get("device")))
-    has_device = np.array([device is not None for device in given], np.bool_)
-    chosen_by = np.flatnonzero(has_device & (~has_result | (result == 0)))
-    if not len(chosen_by):
-        return _optional(gpus)
-    chosen_by = chosen_by[np.argsort(calls.end_ns[chosen_by], kind="stable")]
-    device = np.array([given[at] for at in chosen_by.tolist()], np.int64)
-    by_thread = RowsByNumber(of_shape[calls.shape[chosen_by]])
-    chosen = _last_before(by_thread, calls.end_ns[chosen_by], threads, at_ns, side="right")
-    # A thread that did not choose a device uses device 0.
-    return _optional(np.where(gpus == NONE, np.where(chosen == NONE, 0, device[chosen]), gpus))
+        gpus = np.where(gpus == NONE, known[0]["index"], gpus)
+    elif (gpus == NONE).any():
+        rows = rows_named(run, "userspace", lambda name: name == "cudaSetDevice")
+        calls = run.layer("userspace").rows(rows, "shape", "args", "end_args", "end_ns")
+        result, has_result = run.args.result(calls.args, calls.end_args)
+        device, has_device = run.args.integers(calls.args, lambda args: _whole(args.get("device")))
+        some = np.flatnonzero(has_device & (~has_result | (result == 0)))
+        some = some[np.argsort(calls.end_ns[some], kind="stable")]
+        by_thread = RowsByNumber(of_shape[calls.shape[some]])
+        last = _last_before(by_thread, calls.end_ns[some], threads, at_ns, side="right")
+        # A thread that did not choose a device uses device 0, if any thread chose one.
+        chosen = np.append(device[some], 0 if len(some) else NONE)[last]
+        gpus = np.where(gpus == NONE, chosen, gpus)
+    return [None if gpu < 0 else gpu for gpu in gpus.tolist()]
 
 
 class _Following:
