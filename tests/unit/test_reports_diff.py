@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import HEADER, span, write
-from tracepipe.analyses.measures import CALL, Gathering
+from tracepipe.analyses.measures import CALL, figures_of
 from tracepipe.errors import TracepipeError
 from tracepipe.libraries import np
 from tracepipe.reports import diff
@@ -407,11 +407,8 @@ def test_all_that_was_compared_is_no_list_in_memory(compare: Compare) -> None:
 
 
 def test_measures_of_names_are_of_all_their_lengths() -> None:
-    gathering = Gathering()
     lengths = {"few": [5, 1, 3], "many": [*range(200, 0, -1)], "one": [7], "two": [4, 2]}
-    for name, some in lengths.items():
-        gathering.add((CALL, name), np.array(some))
-    found = gathering.measured()[CALL, ""]
+    found = figures_of({(CALL, name): [np.array(some)] for name, some in lengths.items()})[CALL, ""]
     assert found.names == [*lengths]
     assert found.values["count"].tolist() == [3, 200, 1, 2]
     assert found.values["total_ns"].tolist() == [9, 20_100, 7, 6]

@@ -9,6 +9,7 @@ late, their delay is compared in all runs: a stride that was removed has a delay
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,26 +83,21 @@ def _measured(names: list[str], counts: Ints, of: Ints, lengths_ns: Int64s) -> M
     return Measured(names, values)
 
 
-class Gathering:
-    """Collects lengths by kind and name; the lengths of one name may be added in several parts."""
+Lengths = dict[Key, list[Ints]]
+"""The lengths of names, each in several parts of the shape `(n,)`."""
 
-    def __init__(self) -> None:
-        self._lengths_ns: dict[Kind, dict[str, list[Ints]]] = {}
 
-    def add(self, key: Key, lengths_ns: Ints) -> None:
-        """Add lengths of a layer and a name, shape `(n,)`."""
-        layer, name = key
-        if len(lengths_ns):
-            self._lengths_ns.setdefault((layer, ""), {}).setdefault(name, []).append(lengths_ns)
-
-    def measured(self) -> dict[Kind, Measured]:
-        """Return the figures of all names."""
-        found = {}
-        for kind, by_name in self._lengths_ns.items():
-            counts = np.array([sum(map(len, parts)) for parts in by_name.values()])
-            lengths_ns = np.concatenate([part for parts in by_name.values() for part in parts])
-            found[kind] = _measured([*by_name], counts, np.repeat(np.arange(len(counts)), counts), lengths_ns)
-        return found
+def figures_of(lengths_ns: Lengths) -> dict[Kind, Measured]:
+    """The figures of all names that have lengths."""
+    found = {}
+    for layer in dict.fromkeys(layer for layer, _ in lengths_ns):
+        parts = {name: np.concatenate(of) for (what, name), of in lengths_ns.items() if what == layer}
+        parts = {name: of for name, of in parts.items() if len(of)}
+        if parts:
+            counts = np.array([*map(len, parts.values())])
+            of = np.repeat(np.arange(len(counts)), counts)
+            found[layer, ""] = _measured([*parts], counts, of, np.concatenate([*parts.values()]))
+    return found
 
 
 def is_recorded(facts: Facts, layer: str) -> bool:
@@ -163,15 +159,15 @@ def exits(run: Run) -> tuple[dict[Kind, Measured], Patterns]:
     patterns of late threads.
     """
     patterns: Patterns = {}
-    found = Gathering()
+    found: Lengths = defaultdict(list)
 
     def measure(kernel: KernelWarps) -> None:
         if kernel.has_exits:
             known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED]
-            found.add((SPREAD, f"{kernel.kernel}: spread of warps"), known_ns)
+            found[SPREAD, f"{kernel.kernel}: spread of warps"].append(known_ns)
             if kernel.blocks_known and not kernel.rows_mixed:
                 skew_ns = kernel.blocks.skew_ns[kernel.warps_of_block > 1]
-                found.add((SKEW, f"{kernel.kernel}: skew of blocks"), skew_ns)
+                found[SKEW, f"{kernel.kernel}: skew of blocks"].append(skew_ns)
 
     for finding in find_all(kernels_of(run, "", None), measure).findings:
         name, numbers = finding.kernel, finding.numbers
@@ -182,13 +178,13 @@ def exits(run: Run) -> tuple[dict[Kind, Measured], Patterns]:
         else:
             continue
         patterns.setdefault(name, {})[pattern] = None
-    return found.measured(), patterns
+    return figures_of(found), patterns
 
 
 def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
     """Return the delays of the threads of patterns, which may have been found in another recording."""
     wanted = "|".join(f"^{re.escape(kernel)}$" for kernel in patterns)
-    found = Gathering()
+    found: Lengths = defaultdict(list)
     for kernel in kernels_of(run, wanted, None):
         for pattern in patterns[kernel.kernel] if kernel.has_exits else ():
             if pattern.of != "warps":
@@ -203,5 +199,5 @@ def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
                 continue
             delays_ns = between(times, np.isin(positions % pattern.modulus, pattern.residues))
             known_ns = np.round(delays_ns[~np.isnan(delays_ns)]).astype(np.int64)
-            found.add((LATE, pattern.name), known_ns)
-    return found.measured()
+            found[LATE, pattern.name].append(known_ns)
+    return figures_of(found)
