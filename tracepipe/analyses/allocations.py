@@ -549,21 +549,6 @@ _OF_PYTORCH = ("at::native::", "c10::", "aten::")
 _THREAD_OF_PYTORCH = "pt_"
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most bytes that a process had on one GPU at a time, and when; the number of its allocations, and of
-    those that were not freed (`kept`).
-    """
-
-    pid: int | None
-    gpu: int | None
-    peak_bytes: int
-    at_ns: int
-    allocations: int
-    kept: int
-    kept_bytes: int
-
-
 def _is_pytorch(name: str) -> bool:
     return any(part in name for part in _OF_PYTORCH)
 
@@ -592,12 +577,12 @@ def allocations_in(run: Run) -> int:
     return len(run.layer("memory")) + count
 
 
-def peaks_of(run: Run) -> list[Peak]:
-    """The peaks of each process and GPU, the highest first."""
+def peaks_of(run: Run) -> list[tuple[Place, Group]]:
+    """The memory that processes have on GPUs, and the allocations of it, the highest peak first."""
     found = allocations(run, sites=False)
     peaks = [
-        Peak(place.pid, place.gpu, *place.peak, of.count, of.never_freed or 0, of.never_freed_bytes or 0)
+        (place, of)
         for place, of in zip(found.places, groups_by_place(run, found), strict=True)
         if place.kind in (DEVICE, MANAGED) and place.is_known and place.peak[0]
     ]
-    return sorted(peaks, key=lambda peak: -peak.peak_bytes)
+    return sorted(peaks, key=lambda one: -one[0].peak[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracepipe.analyses.allocations import EVENTS_MAX, Peak, allocations_in, keeps_segments, peaks_of
+from tracepipe.analyses.allocations import EVENTS_MAX, Group, Place, allocations_in, keeps_segments, peaks_of
 from tracepipe.analyses.collectives import Collectives, collectives_of
 from tracepipe.analyses.cuda_calls import launching
 from tracepipe.analyses.distribution import rank
@@ -33,7 +33,7 @@ _GPU = Column("gpu", "GPU", "id")
 
 @dataclass(slots=True)
 class Glance:
-    """What is known about the GPUs. Each part is empty where the recording lacks it."""
+    """The facts about the GPUs. Each part is empty where the recording lacks it."""
 
     shares: list[Shares] = field(default_factory=list)
     processes: dict[int, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Glance:
     delays: list[tuple[float | None, ...]] = field(default_factory=list)
     """A row for each GPU: GPU, launches, p50, p99 and the longest of their delays, p50 and maximum of the
     queue."""
-    peaks: list[Peak] = field(default_factory=list)
+    peaks: list[tuple[Place, Group]] = field(default_factory=list)
     lines: list[tuple[str, int, int]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     collectives: Collectives = field(default_factory=lambda: Collectives([], 0))
@@ -165,14 +165,14 @@ def _others(run: Run, found: Glance) -> Iterator[str]:
     elif found.ranges:
         name, *_, busy_ns, _ = found.ranges[0]
         yield f"The range {name} keeps the GPU busy for {duration_text(busy_ns or 0)}."
-    for peak in found.peaks[:1]:
-        line = f"Peak memory: {size_text(peak.peak_bytes)}"
-        if peak.gpu is not None:
-            line += f" on GPU {peak.gpu}"
-        if peak.kept and keeps_segments(run):
+    for place, of in found.peaks[:1]:
+        line = f"Peak memory: {size_text(place.peak[0])}"
+        if place.gpu is not None:
+            line += f" on GPU {place.gpu}"
+        if of.never_freed and keeps_segments(run):
             line += (
-                f". PyTorch's caching allocator keeps its segments until the end: the {peak.kept} of "
-                f"{peak.allocations} that are not freed are not a leak"
+                f". PyTorch's caching allocator keeps its segments until the end: the {of.never_freed} of "
+                f"{of.count} that are not freed are not a leak"
             )
         yield f"{line}."
 
@@ -305,16 +305,16 @@ def _collectives(found: Glance) -> Table:
 def _peaks(run: Run, found: Glance) -> Table:
     rows = [
         (
-            run.process_name(peak.pid),
-            peak.pid,
-            peak.gpu,
-            peak.peak_bytes,
-            peak.at_ns - run.facts.start_ns,
-            peak.allocations,
-            peak.kept,
-            peak.kept_bytes,
+            run.process_name(place.pid),
+            place.pid,
+            place.gpu,
+            place.peak[0],
+            place.peak[1] - run.facts.start_ns,
+            of.count,
+            of.never_freed or 0,
+            of.never_freed_bytes or 0,
         )
-        for peak in found.peaks[:_GPUS_SAID]
+        for place, of in found.peaks[:_GPUS_SAID]
     ]
     columns = (
         Column("process", "process"),

@@ -31,7 +31,7 @@ class Work:
 
     `row` is the row in the layer, or that of the first warp; `pid` is a number in the table of shapes. `call`
     is the row of the call that launched the work, NONE where it is not known. `by_order` flags work without a
-    launch id, for which the last launch or copy before it is taken. `gpus` has the GPUs, 0 where it was not
+    launch id, for which the last launch or copy before it counts. `gpus` has the GPUs, 0 where it was not
     recorded, and `bounds` the first row of each, and the end of the last.
     """
 
@@ -287,7 +287,7 @@ _COMMUNICATES = re.compile(
 
 
 class Spent(NamedTuple):
-    """What a GPU did in some spans of time, in ns. Shapes `(spans,)`.
+    """The time of a GPU in some spans by purpose, in ns. Shapes `(spans,)`.
 
     `exposed_ns` is the time of communication without compute at the same time, and `idle_ns` the time without
     any work.
@@ -322,7 +322,7 @@ class GpuTime:
         return self.kernels.joined(self.copies)
 
     def spent(self, start_ns: Int64s, end_ns: Int64s) -> Spent:
-        """What it did in some spans."""
+        """Its time in some spans by purpose."""
         compute_ns = self.compute.covered_ns(start_ns, end_ns)
         return Spent(
             self.busy.covered_ns(start_ns, end_ns),

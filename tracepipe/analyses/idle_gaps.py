@@ -86,8 +86,8 @@ def gaps_of(run: Run, work: Work, idle: list[Idle]) -> IdleGaps:
 
 
 def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> Spent:
-    """What the thread that launched the following work did in each gap: the columns gap, and state, call,
-    syscall and dur_ns as in `HostStates.of`.
+    """The states of the thread that launched the following work in each gap: the columns gap, and state,
+    call, syscall and dur_ns as in `HostStates.of`.
     """
     shapes, calls = run.shapes, run.layer("userspace")
     nobody, some = np.flatnonzero(gaps.call == NONE), np.flatnonzero(gaps.call != NONE)

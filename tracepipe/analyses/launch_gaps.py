@@ -62,8 +62,8 @@ def _pids(run: Run, rows: Ints) -> Int64s:
 
 
 def _by_process(rows: list[tuple[Any, ...]], top: int) -> tuple[list[tuple[Any, ...]], int]:
-    """Of processes, whose rows begin with the pid, a count and the first row, the `top` with the highest
-    counts, or all for 0, in the order of their first rows; and how many are left out.
+    """The `top` processes with the highest counts, or all for 0, in the order of their first rows, and how
+    many are left out. A row begins with the pid, the count and the first row.
     """
     busiest = sorted(rows, key=lambda row: (-row[1], row[2]))[: top if top > 0 else None]
     return sorted(busiest, key=lambda row: row[2]), len(rows) - len(busiest)

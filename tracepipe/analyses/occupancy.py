@@ -83,8 +83,8 @@ def occupancy_of(needs: Resources, limits: SmLimits, sm_count: int | None = None
         in_clusters = needs.clusters * needs.cluster_blocks / sm_count
         if in_clusters < blocks:
             blocks, which = in_clusters, ("clusters",)
-    held = blocks * warps
-    return Occupancy(blocks, held, limits.warps, () if held == limits.warps else which)
+    at_once = blocks * warps
+    return Occupancy(blocks, at_once, limits.warps, () if at_once == limits.warps else which)
 
 
 def _rounded_up(size: int, unit: int) -> int:
@@ -234,7 +234,7 @@ _ACHIEVED_NOTE: Final = (
 )
 
 
-class Held(NamedTuple):
+class Achieved(NamedTuple):
     """The occupancy of SMs by a kernel: the most blocks at a time, and the mean number of active warps."""
 
     kernel: str
@@ -245,18 +245,18 @@ class Held(NamedTuple):
     active_warps_per_sm: float
 
 
-def achieved_table(run: Run, held: list[Held], other: Run | None = None) -> Table:
+def achieved_table(run: Run, kernels: list[Achieved], other: Run | None = None) -> Table:
     """A row for each kernel on a GPU whose limits are known. Facts about a launch that `run` lacks are taken
     from `other`, a recording of the same kernels.
     """
-    gpus, names = run.facts.gpus(), {one.kernel for one in held}
+    gpus, names = run.facts.gpus(), {one.kernel for one in kernels}
     allowed = {
         (one.name, one.gpu, one.needs.threads): one
         for some in filter(None, (other, run))
         for one in kernel_occupancies(some, only=names)
     }
 
-    def row(one: Held) -> tuple[Any, ...] | None:
+    def row(one: Achieved) -> tuple[Any, ...] | None:
         limits = sm_limits(gpus.get(one.gpu, {}))
         if limits is None:
             return None
@@ -268,7 +268,7 @@ def achieved_table(run: Run, held: list[Held], other: Run | None = None) -> Tabl
         most = known.occupancy
         return one.title, blocks, most.blocks, warps, most.warps, achieved, most.percent, known.limited_by
 
-    rows = [cells for one in held if (cells := row(one))]
+    rows = [cells for one in kernels if (cells := row(one))]
     return Table(
         "achieved_occupancy", "Occupancy, achieved and theoretical", _ACHIEVED_COLUMNS, rows, _ACHIEVED_NOTE
     )

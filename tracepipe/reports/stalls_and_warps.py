@@ -17,7 +17,7 @@ from tracepipe.analyses.findings import find_all
 from tracepipe.analyses.findings.finding import Finding
 from tracepipe.analyses.findings.kernels import kernels_of
 from tracepipe.analyses.findings.waves import mean_active_warps
-from tracepipe.analyses.occupancy import Held, achieved_table
+from tracepipe.analyses.occupancy import Achieved, achieved_table
 from tracepipe.event.counters import SELECTED, stall_group
 from tracepipe.kernel_names import kernel_title, short_kernel_name
 from tracepipe.libraries import np
@@ -121,7 +121,7 @@ def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], 
     shown = every.first(_KERNELS_MOST)
     if not len(shown):
         return [], 0
-    launched, held, made = _launched(stalls, common), list[Held](), list[_Kernel]()
+    launched, achieved, made = _launched(stalls, common), list[Achieved](), list[_Kernel]()
     for kernel in shown:
         shapes = launched.get(kernel.kernel)
         same = None if not shapes else (kernel.grid, kernel.block_size) in shapes
@@ -134,10 +134,10 @@ def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], 
                 one.skew_percent = 100 * skew_ns / kernel.warp_scale_ns
         if (active := mean_active_warps(kernel)) is not None:
             title = str(len(made))
-            held.append(Held(kernel.kernel, title, kernel.gpu, kernel.block_size, None, active))
-    for row in achieved_table(warps, held, stalls).lazily():
+            achieved.append(Achieved(kernel.kernel, title, kernel.gpu, kernel.block_size, None, active))
+    for row in achieved_table(warps, achieved, stalls).lazily():
         made[int(row["kernel"]) - 1].occupancy = row
-    for active_of in held:
+    for active_of in achieved:
         about = made[int(active_of.title) - 1].occupancy
         about.setdefault("active_warps_per_sm", active_of.active_warps_per_sm)
     for finding in find_all(shown).findings:

@@ -20,7 +20,7 @@ from tracepipe.analyses.findings.waves import (
     one_by_one,
     order_of_exits,
 )
-from tracepipe.analyses.occupancy import Held, achieved_table
+from tracepipe.analyses.occupancy import Achieved, achieved_table
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Floats, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows, sums_by
@@ -75,7 +75,7 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     }
     called = shown.names()
     rows = [_kernel_rows(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
-    occupancy = achieved_table(run, [one.held for one in rows if one.held])
+    occupancy = achieved_table(run, [one.achieved for one in rows if one.achieved])
     of_kernels = Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in rows], _SHAPE_NOTE)
     times = Table("times", "Warps", _TIME_COLUMNS, [one.time for one in rows], _TIME_NOTE)
     parts = (of_kernels, occupancy if occupancy.rows else None, times, ranges)
@@ -150,7 +150,7 @@ class _KernelRows(NamedTuple):
     few: list[tuple[Any, ...]]
     order: str | None
     active_warps: list[float]
-    held: Held | None
+    achieved: Achieved | None
     still_running: int
     rows_mixed: bool
 
@@ -164,7 +164,7 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
     name = f"{kernel.kernel} {grid}" if has_namesakes and grid else kernel.kernel
     blocks = kernel.block_count if kernel.blocks_known else None
     duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
-    sms = blocks_per_sm = waves = active = held = None
+    sms = blocks_per_sm = waves = active = achieved = None
     if is_timed and kernel.has_sms:
         of_first = launch_waves(kernel, 0)
         sms, active = of_first.sms, mean_active_warps(kernel)
@@ -172,7 +172,7 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
         # Blocks that end faster than they are launched never fill the SMs, so there are no waves to count.
         waves = of_first.waves if kernel.blocks_known and of_first.filled >= MIN_FILLED else None
     if active is not None:
-        held = Held(kernel.kernel, name, kernel.gpu, kernel.block_size, blocks_per_sm, active)
+        achieved = Achieved(kernel.kernel, name, kernel.gpu, kernel.block_size, blocks_per_sm, active)
     counts = (int(kernel.launches.size), blocks, int(kernel.launch.size))
     life: list[int | None] = [None] * 4
     skew: list[int | None] = [None] * 2
@@ -191,7 +191,7 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
         [(name, *warp) for warp in one_by_one(kernel)],
         None if has_order else order_of_exits(kernel),
         [round(float(n), 1) for n in active_warps(kernel)] if is_timed else [],
-        held,
+        achieved,
         kernel.still_running,
         kernel.rows_mixed,
     )
