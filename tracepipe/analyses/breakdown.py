@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
-from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
+from tracepipe.event.columns import NONE, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
@@ -38,11 +38,16 @@ def hooked_title(run: Run) -> str:
     return "Python functions" if own and own <= PYTHON_LAYERS else HOOKED
 
 
-class HostTime:
-    """The time of a recording's threads by layer. `recorded` lists the parts that were recorded."""
+class Breakdown:
+    """The time of calls of known length by layer: `PARTS`, each also with its inner parts (`… inclusive`),
+    and `GPU`. `recorded` lists the parts that were recorded.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    `rows` are the calls' rows in the `userspace` layer, sorted. Kernels and copies that a call launched run
+    during the call and after it.
+    """
+
+    def __init__(self, run: Run, rows: Ints) -> None:
+        self._run, self._layer, self._rows = run, run.layer("userspace"), rows
         every = np.arange(len(run.shapes), dtype=np.int32)
         self._thread, first = number_rows(run.shapes.column("pid", every), run.shapes.column("tid", every))
         names = run.shapes.column("name", every)
@@ -55,39 +60,32 @@ class HostTime:
             OFF_CPU: names == run.shapes.number_of("name", RUNNING),
         }
         layers = {layer for layer in _LAYER_OF if len(self._rows_of(layer))}
-        has_syscalls = bool(layers & {"ioctl", "other system calls"})
-        self.recorded = [
-            layer
-            for layer in PARTS
-            if layer in layers or layer == "itself" or (_LAYER_OF[layer] == "syscall" and has_syscalls)
-        ]
+        if layers & {"ioctl", "other system calls"}:
+            layers |= {"ioctl", "other system calls"}
+        self.recorded = [layer for layer in PARTS if layer == "itself" or layer in layers]
         # For each thread whether it ever ran, and the first and the last time at which it ran.
-        running, rows = run.layer("scheduler"), self._rows_of(OFF_CPU)
+        running, ran = run.layer("scheduler"), self._rows_of(OFF_CPU)
         self._is_scheduled = np.zeros(len(first), np.bool_)
-        self._is_scheduled[self._thread[running.shape[rows]]] = True
-        rows = rows[running.end_ns[rows] > running.start_ns[rows]]
-        thread = self._thread[running.shape[rows]]
+        self._is_scheduled[self._thread[running.shape[ran]]] = True
+        ran = ran[running.end_ns[ran] > running.start_ns[ran]]
+        thread = self._thread[running.shape[ran]]
         self._first_ns = np.full(len(first), np.iinfo(np.int64).max)
         self._last_ns = np.full(len(first), np.iinfo(np.int64).min)
-        np.minimum.at(self._first_ns, thread, running.start_ns[rows])
-        np.maximum.at(self._last_ns, thread, running.end_ns[rows])
+        np.minimum.at(self._first_ns, thread, running.start_ns[ran])
+        np.maximum.at(self._last_ns, thread, running.end_ns[ran])
+        self._ns = self._split()
+        self._add_gpu()
 
     def _rows_of(self, layer: str) -> Int64s:
         """The rows of a part that are not instants. Shape `(n,)`."""
         of = self._run.layer(_LAYER_OF[layer])
         return np.flatnonzero((of.kind != INSTANT) & self._shapes[layer][of.shape])
 
-    def is_scheduled(self, rows: Ints) -> Bools:
-        """For rows of calls, whether a scheduler event shows their threads running. Shapes `(n,)`."""
-        scheduled: Bools = self._is_scheduled[self._thread[self._run.layer("userspace").shape[rows]]]
-        return scheduled
-
-    def split(self, rows: Ints) -> dict[str, Int64s]:
-        """The time of calls in ns, as columns of shape `(rows,)`: for each of `PARTS` without inner parts,
-        and as "… inclusive" with them. `rows` are sorted; the exclusive times add up to the lengths of the
-        calls.
+    def _split(self) -> dict[str, Int64s]:
+        """The time of the calls in ns, in columns of shape `(rows,)`: for each of `PARTS` without inner
+        parts, and as "… inclusive" with them. The exclusive times add up to the lengths of the calls.
         """
-        calls = self._run.layer("userspace")
+        calls, rows = self._layer, self._rows
         names = [name for layer in PARTS[1:] for name in (layer, f"{layer} inclusive")]
         found = {name: np.zeros(len(rows), np.int64) for name in names}
         starts_ns, ends_ns = calls.start_ns[rows], calls.end_ns[rows]
@@ -98,7 +96,7 @@ class HostTime:
         spans = {}
         for layer in PARTS[1:]:
             of = self._run.layer(_LAYER_OF[layer])
-            some = self._hooked(rows) if layer == HOOKED else self._rows_of(layer)
+            some = self._hooked() if layer == HOOKED else self._rows_of(layer)
             some = some[(of.end_ns[some] > begin_ns) & (of.start_ns[some] < end_ns)]
             start, end = (np.clip(ns[some], begin_ns, end_ns) for ns in (of.start_ns, of.end_ns))
             spans[layer] = self._thread[of.shape[some]], start, end
@@ -137,9 +135,9 @@ class HostTime:
         found["itself"] = ends_ns - starts_ns - sum(found[layer] for layer in PARTS[1:])
         return found
 
-    def _hooked(self, rows: Ints) -> Int64s:
-        """The rows of hooked functions inside some calls, which do not overlap. Shape `(n,)`."""
-        calls, hooks = self._run.layer("userspace"), self._run.layer("hook")
+    def _hooked(self) -> Int64s:
+        """The rows of hooked functions inside the calls, which do not overlap. Shape `(n,)`."""
+        calls, hooks, rows = self._layer, self._run.layer("hook"), self._rows
         inside = np.zeros(len(hooks), np.bool_)
         calls_of = RowsByNumber(self._thread[calls.shape[rows]], rows)
         for thread, some in RowsByNumber(self._thread[hooks.shape]):
@@ -149,27 +147,18 @@ class HostTime:
             inside[some] = hooks.end_ns[some] <= calls.end_ns[own[at]]
         return np.flatnonzero(inside & (hooks.kind != INSTANT))
 
-
-class Breakdown:
-    """The time of calls of known length by layer: `PARTS`, each also with its inner parts (`… inclusive`),
-    and `GPU`.
-
-    `rows` are the calls' rows in the `userspace` layer, sorted. Kernels and copies that a call launched run
-    during the call and after it.
-    """
-
-    def __init__(self, run: Run, rows: Ints, host: HostTime) -> None:
-        self._layer, self._rows, self._host = run.layer("userspace"), rows, host
-        self._ns = host.split(rows)
+    def _add_gpu(self) -> None:
+        """Add the time of the work that the calls launched."""
+        rows, parents = self._rows, self._layer.parent
         self._ns[GPU] = np.zeros(len(rows), np.int64)
         self._has_gpu = np.zeros(len(rows), np.bool_)
         self.launched = 0
         """How many kernels and copies on a GPU were launched by a call, of these rows or others."""
         is_wanted = np.zeros(len(self._layer), np.bool_)
         is_wanted[rows] = True
-        for work, done, call in LaunchCalls(run).launched():
+        for work, done, call in LaunchCalls(self._run).launched():
             self.launched += len(call)
-            around = nearest_of_some(self._layer.parent, is_wanted, call)
+            around = nearest_of_some(parents, is_wanted, call)
             done, at = done[around != NONE], np.searchsorted(rows, around[around != NONE])
             np.add.at(self._ns[GPU], at, work.end_ns[done] - work.start_ns[done])
             self._has_gpu[at] = True
@@ -188,8 +177,8 @@ class Breakdown:
         if layer == GPU:
             some = some[self._has_gpu[some]]
         elif layer == OFF_CPU:
-            some = some[self._host.is_scheduled(self._rows[some])]
-        elif layer not in self._host.recorded:
+            some = some[self._is_scheduled[self._thread[self._layer.shape[self._rows[some]]]]]
+        elif layer not in self.recorded:
             some = some[:0]
         known_ns: Int64s = self._ns[what][some]
         return known_ns

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
+from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import names_by_time
 from tracepipe.analyses.gpu_work import LaunchCalls
@@ -53,7 +53,6 @@ def run(run: Run, options: Options) -> Result:
     top_calls = np.flatnonzero(calls.is_outermost & calls.is_call).astype(np.int32)
     if options.call.isdecimal():
         return _one(run, top_calls, int(options.call), options.top)
-    host = HostTime(run)
     of_shape: Int32s = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
     wanted = top_calls
     if options.call:
@@ -72,21 +71,21 @@ def run(run: Run, options: Options) -> Result:
     shown, count = names_by_time(run, calls, timed, options.top)
     # Only calls that are shown are split: splitting a million calls takes long.
     rows = timed[np.isin(of_shape, shown)[calls.shape[timed]]]
-    split = Breakdown(run, rows, host)
-    result.notes += _what_is_missing(run, host, split, len(wanted) - len(timed))
+    split = Breakdown(run, rows)
+    result.notes += _what_is_missing(run, split, len(wanted) - len(timed))
     by_name = RowsByNumber(of_shape[calls.shape[rows]])
     named = [(run.shapes.text(name), by_name.of(name)) for name in shown]
     if named:
-        result.parts += [_shares(split, named, host), _lengths(split, named, host)]
+        result.parts += [_shares(split, named), _lengths(split, named)]
     if options.call and len(timed):
         result.parts.append(_slowest(run, timed, top_calls))
     result.notes += not_listed(count - len(shown), "call|calls")
     return result
 
 
-def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -> list[str]:
+def _what_is_missing(run: Run, split: Breakdown, unknown: int) -> list[str]:
     notes = []
-    missing = [layer for layer in PARTS if layer not in (*host.recorded, HOOKED)]
+    missing = [layer for layer in PARTS if layer not in (*split.recorded, HOOKED)]
     if missing:
         notes.append(f"not recorded, so counted in the layer around it: {', '.join(missing)}")
     reasons = run.facts.header.layers.missing
@@ -116,8 +115,8 @@ def _known_sum(values: Int64s) -> int | None:
     return int(values.sum()) if len(values) else None
 
 
-def _shares(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) -> Table:
-    shown = [layer for layer in PARTS if layer != HOOKED or HOOKED in host.recorded]
+def _shares(split: Breakdown, named: Iterable[tuple[str, Any]]) -> Table:
+    shown = [layer for layer in PARTS if layer != HOOKED or HOOKED in split.recorded]
 
     def row(name: str, calls: Ints) -> tuple[Any, ...]:
         total_ns = int(split.lengths_ns(calls).sum())
@@ -141,12 +140,12 @@ def _shares(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) 
     return Table("shares", "How calls spend their time", columns, rows)
 
 
-def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) -> Table:
+def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]]) -> Table:
     def rows(name: str, calls: Ints) -> Iterator[tuple[Any, ...]]:
         lengths = of_values(split.lengths_ns(calls))
         total_ns = lengths[0] or 0
         yield name, "call", len(calls), 100.0, None, *lengths
-        for layer in (*host.recorded, GPU):
+        for layer in (*split.recorded, GPU):
             known = split.known_ns(layer, calls)
             if not known.any():
                 continue
@@ -197,18 +196,17 @@ def _one(run: Run, top_calls: Ints, number: int, top: int) -> Result:
             "Calls are numbered from 1 in the order of their starts.",
         )
     calls, row = run.layer("userspace"), top_calls[number - 1 : number]
-    host = HostTime(run)
-    split = Breakdown(run, row[calls.has_length[row]], host)
+    split = Breakdown(run, row[calls.has_length[row]])
     known = bool(calls.has_length[row[0]])
     (name,) = run.shapes.texts("name", calls.shape[row])
     at_ns = int(calls.start_ns[row[0]]) - run.facts.start_ns
     result = Result(f"CALL {number} OF {len(top_calls)}: {name}, {at_ns:,} ns after the start")
     if known:
-        result.parts.append(_lengths(split, [(name or "", np.zeros(1, np.int32))], host))
+        result.parts.append(_lengths(split, [(name or "", np.zeros(1, np.int32))]))
     tree, left_out = tree_of(run, int(row[0]), top)
     result.parts.append(tree)
     result.notes += not_listed(left_out, "line|lines")
-    result.notes += _what_is_missing(run, host, split, int(not known))
+    result.notes += _what_is_missing(run, split, int(not known))
     return result
 
 
