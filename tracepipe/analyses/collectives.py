@@ -39,22 +39,15 @@ class Collective:
     members: list[Member]
 
 
-@dataclass(frozen=True, slots=True)
-class Collectives:
-    """The collectives, and the number of kernels that could not be matched with those of other GPUs."""
-
-    found: list[Collective]
-    unmatched: int
-
-
-def collectives_of(run: Run, work: Work, kinds: Ints) -> Collectives:
-    """Return the collectives of a recording of several GPUs.
+def collectives_of(run: Run, work: Work, kinds: Ints) -> tuple[list[Collective], int]:
+    """The collectives of a recording of several GPUs, and the number of kernels that could not be matched
+    with those of other GPUs.
 
     The nth kernel of a name on one GPU belongs to the nth on the others, if all GPUs have the same number of
     them, and those that belong together overlap in time.
     """
     if len(work.gpus) < 2:
-        return Collectives([], 0)
+        return [], 0
     table, kernels = run.warp_table, run.layer("gpu_kernel")
     by_name: dict[str, dict[int, list[Int64s]]] = {}
     for gpu, own in work.of_gpus():
@@ -82,7 +75,7 @@ def collectives_of(run: Run, work: Work, kinds: Ints) -> Collectives:
         if overlap.any():
             found.append(_collective(name, [*of_gpus], work, together[:, overlap]))
     found.sort(key=lambda one: (-sum(of.waiting_ns + of.transfer_ns for of in one.members), one.name))
-    return Collectives(found, unmatched)
+    return found, unmatched
 
 
 def _collective(name: str, gpus: list[int], work: Work, rows: Int64s) -> Collective:
@@ -91,14 +84,14 @@ def _collective(name: str, gpus: list[int], work: Work, rows: Int64s) -> Collect
     last_start_ns = start_ns.max(axis=0)
     waiting_ns, last = last_start_ns - start_ns, start_ns.argmax(axis=0)
     transfer_ns, waited_ns = end_ns - last_start_ns, waiting_ns.sum(axis=0)
-    members = [
-        Member(
-            gpu,
-            int(np.count_nonzero(last == at)),
-            int(waiting_ns[at].sum()),
-            int(transfer_ns[at].sum()),
-            int(waited_ns[last == at].sum()),
-        )
-        for at, gpu in enumerate(gpus)
-    ]
+    columns = (
+        [
+            np.count_nonzero(last == at),
+            waiting_ns[at].sum(),
+            transfer_ns[at].sum(),
+            waited_ns[last == at].sum(),
+        ]
+        for at in range(len(gpus))
+    )
+    members = [Member(gpu, *map(int, sums)) for gpu, sums in zip(gpus, columns, strict=True)]
     return Collective(name, rows.shape[1], members)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tracepipe.analyses.allocations import EVENTS_MAX, Group, Place, allocations_in, keeps_segments, peaks_of
-from tracepipe.analyses.collectives import Collectives, collectives_of
+from tracepipe.analyses.collectives import Collective, collectives_of
 from tracepipe.analyses.cuda_calls import launching
 from tracepipe.analyses.distribution import rank
 from tracepipe.analyses.gpu_by_line import gpu_by_line
@@ -44,7 +44,9 @@ class Glance:
     peaks: list[tuple[Place, Group]] = field(default_factory=list)
     lines: list[tuple[str, int, int]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
-    collectives: Collectives = field(default_factory=lambda: Collectives([], 0))
+    collectives: list[Collective] = field(default_factory=list)
+    unmatched: int = 0
+    """How many kernels of collectives could not be matched with those of other GPUs."""
     launches: int = 0
     kernels: int = 0
     """How many launches and how many kernels were recorded."""
@@ -66,7 +68,7 @@ def glance_of(run: Run) -> Glance:
         found.processes = {
             one.gpu: f"{run.process_name(one.pid)} {one.pid}" for one in found.shares if one.pid is not None
         }
-        found.collectives = collectives_of(run, work, kinds)
+        found.collectives, found.unmatched = collectives_of(run, work, kinds)
         for gpu, rows in work.of_gpus():
             delays = delays_of(run, work, rows)
             if len(delays.depth):
@@ -141,7 +143,7 @@ def _communication(found: Glance) -> Iterator[str]:
         )
     waited: dict[int, list[int]] = {}
     count = 0
-    for collective in found.collectives.found:
+    for collective in found.collectives:
         count += collective.count
         for member in collective.members:
             sums = waited.setdefault(member.gpu, [0, 0])
@@ -278,7 +280,7 @@ def _collectives(found: Glance) -> Table:
             member.transfer_ns,
             member.made_wait_ns,
         )
-        for one in found.collectives.found[:_LISTED]
+        for one in found.collectives[:_LISTED]
         for member in one.members
     ]
     columns = (
@@ -295,10 +297,9 @@ def _collectives(found: Glance) -> Table:
         "Last: how often this GPU was the last one; made wait: how long the others waited for it then, "
         "summed."
     )
-    if found.collectives.unmatched:
-        unmatched = found.collectives.unmatched
-        kernels = agree(unmatched, "kernel|kernels")
-        note += f" {unmatched:,} {kernels} could not be matched with those of other GPUs."
+    if found.unmatched:
+        kernels = agree(found.unmatched, "kernel|kernels")
+        note += f" {found.unmatched:,} {kernels} could not be matched with those of other GPUs."
     return Table("collectives", "Collectives, and which GPU is last", columns, rows, note, grouped=True)
 
 

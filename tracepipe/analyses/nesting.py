@@ -5,27 +5,26 @@ from __future__ import annotations
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints
 from tracepipe.libraries import np
 
-NOBODY = NONE
 # The most callers that are followed one by one: most calls have few.
 _CLIMBED_MAX = 32
 
 
 def nearest_of(parents: Int32s, wanted: Bools) -> Int32s:
-    """For each row, the row itself if it is wanted, else the innermost wanted row around it, else NOBODY.
+    """For each row, the row itself if it is wanted, else the innermost wanted row around it, else NONE.
 
-    `parents` has the row of the innermost caller of each row, or NOBODY, and `wanted` a flag for each row.
+    `parents` has the row of the innermost caller of each row, or NONE, and `wanted` a flag for each row.
     Shapes `(rows,)`.
     """
     count = len(parents)
-    # The last place is for NOBODY. Each round doubles the distance, so a deep recursion needs few rounds.
+    # The last place is for NONE. Each round doubles the distance, so a deep recursion needs few rounds.
     to: Int32s = np.empty(count + 1, np.int32)
-    to[:-1] = np.where(parents == NOBODY, count, parents)
+    to[:-1] = np.where(parents == NONE, count, parents)
     to[-1] = count
     rows = np.flatnonzero(wanted)
     to[rows] = rows
     while not np.array_equal(further := to[to], to):
         to = further
-    return np.where(to[:-1] == count, np.int32(NOBODY), to[:-1])
+    return np.where(to[:-1] == count, np.int32(NONE), to[:-1])
 
 
 def nearest_of_some(parents: Int32s, wanted: Bools, rows: Ints) -> Int64s:
@@ -34,7 +33,7 @@ def nearest_of_some(parents: Int32s, wanted: Bools, rows: Ints) -> Int64s:
     climbing = np.flatnonzero(~wanted[found])
     for _ in range(_CLIMBED_MAX):
         found[climbing] = parents[found[climbing]]
-        climbing = climbing[found[climbing] != NOBODY]
+        climbing = climbing[found[climbing] != NONE]
         climbing = climbing[~wanted[found[climbing]]]
         if not len(climbing):
             return found
@@ -48,7 +47,7 @@ def first_flagged(parents: Int32s, flagged: Bools) -> Bools:
     """
     rows = np.flatnonzero(flagged)
     above = parents[rows]
-    rows, above = rows[above != NOBODY], above[above != NOBODY]
+    rows, above = rows[above != NONE], above[above != NONE]
     first = flagged.copy()
-    first[rows[nearest_of_some(parents, flagged, above) != NOBODY]] = False
+    first[rows[nearest_of_some(parents, flagged, above) != NONE]] = False
     return first

@@ -21,7 +21,7 @@ import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_named, values_by_names
 from tracepipe.analyses.gpu_work import KERNEL, GpuTime, communicates, gpu_work
-from tracepipe.analyses.nesting import NOBODY, nearest_of_some
+from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.analyses.steps import Steps
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.kernel_names import short_kernel_name
@@ -187,7 +187,7 @@ def _communicated(run: Run, rows: Int64s, operations: list[str]) -> tuple[list[A
     of_kernel = of_row[rows]
     launched = np.flatnonzero(of_kernel != NONE)
     around = nearest_of_some(layer.parent, is_call, of_kernel[launched])
-    inside = around != NOBODY
+    inside = around != NONE
     known: dict[tuple[int, str], Asked | None] = {}
     places = np.searchsorted(found, around[inside]).tolist()
     for kernel, place in zip(launched[inside].tolist(), places, strict=True):

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import names_by_time
-from tracepipe.analyses.gpu_work import LaunchCalls
-from tracepipe.analyses.nesting import NOBODY, first_flagged, nearest_of_some
+from tracepipe.analyses.gpu_work import LaunchCalls, outermost_rows
+from tracepipe.analyses.nesting import first_flagged, nearest_of_some
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber
@@ -174,7 +174,7 @@ def _slowest(run: Run, timed: Ints, top_calls: Ints) -> Table:
     calls = run.layer("userspace")
     lengths_ns = calls.end_ns[timed] - calls.start_ns[timed]
     slowest = timed[np.argsort(-lengths_ns, kind="stable")[:_SLOWEST]]
-    top = nearest_of_some(calls.parent, calls.parent == NOBODY, slowest)
+    top = outermost_rows(run, slowest)
     place = np.searchsorted(top_calls, top)
     rows = []
     for row, at, outer in zip(slowest.tolist(), place.tolist(), top.tolist(), strict=True):
