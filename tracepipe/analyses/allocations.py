@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from tracepipe.analyses.cuda_calls import rows_by_effect, rows_named, values_by_names
 from tracepipe.analyses.distribution import PERCENTS
@@ -226,20 +226,6 @@ def _address(args: dict[str, Any]) -> str | None:
         return text
 
 
-def _last_before(
-    rows_of: RowsByNumber, times_ns: Int64s, threads: Ints, at_ns: Int64s, *, side: Literal["left", "right"]
-) -> Int64s:
-    """For each event, the last row of its thread whose time is before the event's (`left`), or not after it
-    (`right`); else NONE. The rows of a thread are sorted by time. Shapes `(events,)`.
-    """
-    found = np.full(len(threads), NONE, np.int64)
-    for thread, places in RowsByNumber(threads):
-        own = rows_of.of(thread)
-        at = np.searchsorted(times_ns[own], at_ns[places], side)
-        found[places] = np.append(NONE, own)[at]
-    return found
-
-
 def _names(run: Run, rows: Ints) -> list[str | None]:
     """The names of rows of calls, None for NONE."""
     shapes = run.layer("userspace").shape[rows[rows != NONE]]
@@ -255,7 +241,7 @@ def _callers(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s) -> list[str
     tops = np.flatnonzero(is_wanted[calls.shape] & calls.is_outermost & calls.is_call)
     # The time of an event is the return of its call, at which the next call may begin.
     by_thread = RowsByNumber(of_shape[calls.shape[tops]], tops)
-    found = _last_before(by_thread, calls.start_ns, threads, at_ns, side="left")
+    found = by_thread.last_before(calls.start_ns, threads, at_ns, "left")
     known = np.flatnonzero(found != NONE)
     found[known[calls.end_ns[found[known]] < at_ns[known]]] = NONE
     return _names(run, found)
@@ -276,7 +262,7 @@ def _gpus(run: Run, of_shape: Ints, threads: Ints, at_ns: Int64s, gpus: Int64s) 
         some = np.flatnonzero(has_device & (~has_result | (result == 0)))
         some = some[np.argsort(calls.end_ns[some], kind="stable")]
         by_thread = RowsByNumber(of_shape[calls.shape[some]])
-        last = _last_before(by_thread, calls.end_ns[some], threads, at_ns, side="right")
+        last = by_thread.last_before(calls.end_ns[some], threads, at_ns, "right")
         # A thread that did not choose a device uses device 0, if any thread chose one.
         chosen = np.append(device[some], 0 if len(some) else NONE)[last]
         gpus = np.where(gpus == NONE, chosen, gpus)

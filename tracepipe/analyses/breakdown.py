@@ -138,14 +138,11 @@ class Breakdown:
     def _hooked(self) -> Int64s:
         """The rows of hooked functions inside the calls, which do not overlap. Shape `(n,)`."""
         calls, hooks, rows = self._layer, self._run.layer("hook"), self._rows
-        inside = np.zeros(len(hooks), np.bool_)
         calls_of = RowsByNumber(self._thread[calls.shape[rows]], rows)
-        for thread, some in RowsByNumber(self._thread[hooks.shape]):
-            own = calls_of.of(thread)
-            at = np.searchsorted(calls.start_ns[own], hooks.start_ns[some], "right") - 1
-            some, at = some[at >= 0], at[at >= 0]
-            inside[some] = hooks.end_ns[some] <= calls.end_ns[own[at]]
-        return np.flatnonzero(inside & (hooks.kind != INSTANT))
+        threads = self._thread[hooks.shape]
+        call = calls_of.last_before(calls.start_ns, threads, hooks.start_ns, "right")
+        some = np.flatnonzero((call != NONE) & (hooks.kind != INSTANT))
+        return some[hooks.end_ns[some] <= calls.end_ns[call[some]]]
 
     def _add_gpu(self) -> None:
         """Add the time of the work that the calls launched."""

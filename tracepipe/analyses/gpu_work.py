@@ -153,13 +153,13 @@ def _last_before(run: Run, pids: Ints, starts_ns: Int64s, calls: Int64s) -> Int6
     """For work of some processes, the last of `calls` of the same process that began before, or NONE. Shapes
     `(n,)`.
     """
-    layer, found = run.layer("userspace"), np.full(len(pids), NONE, np.int64)
+    layer = run.layer("userspace")
     own = RowsByNumber(run.shapes.column("pid", layer.shape[calls]), calls)
-    for pid, some in RowsByNumber(pids):
-        # For work of an unknown process, the last call of any process counts.
-        of_pid = calls if pid == NONE else own.of(pid)
-        at = np.searchsorted(layer.start_ns[of_pid], starts_ns[some], "right")
-        found[some] = np.append(NONE, of_pid)[at]
+    found = own.last_before(layer.start_ns, pids, starts_ns, "right")
+    # For work of an unknown process, the last call of any process counts.
+    unknown = pids == NONE
+    at = np.searchsorted(layer.start_ns[calls], starts_ns[unknown], "right")
+    found[unknown] = np.append(NONE, calls)[at]
     return found
 
 

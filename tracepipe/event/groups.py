@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
-from tracepipe.event.columns import AnyArray, Int32s, Int64s, Ints
+from tracepipe.event.columns import NONE, AnyArray, Int32s, Int64s, Ints
 
 
 def sorted_runs(*columns: AnyArray) -> tuple[Int32s, Int64s]:
@@ -68,6 +69,19 @@ class RowsByNumber:
         if at == len(self.numbers) or self.numbers[at] != number:
             return self._rows[:0]
         return self._rows[self._bounds[at] : self._bounds[at + 1]]
+
+    def last_before(
+        self, times_ns: Int64s, numbers: Ints, at_ns: Int64s, side: Literal["left", "right"]
+    ) -> Int64s:
+        """For events with some numbers, the last row of the same number whose time is before the event's
+        (`left`), or not after it (`right`); else -1. `times_ns` has the times of all rows; those of a number
+        are sorted. Shapes `(events,)`.
+        """
+        found = np.full(len(numbers), NONE, np.int64)
+        for number, events in RowsByNumber(numbers):
+            own = self.of(number)
+            found[events] = np.append(NONE, own)[np.searchsorted(times_ns[own], at_ns[events], side)]
+        return found
 
     def __iter__(self) -> Iterator[tuple[int, Int64s]]:
         for number, (first, last) in zip(self.numbers.tolist(), pairwise(self._bounds.tolist()), strict=True):
