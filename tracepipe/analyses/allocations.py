@@ -15,7 +15,7 @@ from tracepipe.analyses.cuda_calls import rows_by_effect, rows_named, values_by_
 from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.analyses.gpu_work import outermost_rows
 from tracepipe.event.columns import NONE, Int64s, Ints, distinct
-from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.libraries import np
 from tracepipe.store.args import address_in, argument_text, integer, result_in, size_bytes_in
@@ -164,8 +164,7 @@ def _events(run: Run, from_calls: bool, sites: bool) -> Iterator[_Event]:
     )
     at_ns, places = at_ns[order], (order - len(memory)).tolist()
     is_open = (own.kind == UNCLOSED).tolist()
-    every = np.arange(len(shapes), dtype=np.int32)
-    of_shape, _ = number_rows(shapes.column("pid", every), shapes.column("tid", every))
+    of_shape, _ = shapes.threads
     outer: list[str | None] = [None] * len(rows)
     callers: list[str | None] = [None] * len(order)
     if sites:
@@ -406,11 +405,11 @@ class _Following:
 
 def ends_of(run: Run) -> Int64s:
     """The sorted pids of processes that ended during the recording, NONE for an unknown one. Shape `(n,)`."""
-    shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
-    exits = shapes.column("name", every) == shapes.number_of("name", "exit_group")
+    shapes = run.shapes
+    exits = shapes.column("name") == shapes.number_of("name", "exit_group")
     # Main threads that were dead when the scheduler took them off a processor.
-    switches, pid = run.layer("scheduler"), shapes.column("pid", every)
-    is_main = ((pid != NONE) & (pid == shapes.column("tid", every)))[switches.shape]
+    switches, pid = run.layer("scheduler"), shapes.column("pid")
+    is_main = ((pid != NONE) & (pid == shapes.column("tid")))[switches.shape]
     ends = distinct(switches.end_args[is_main & (switches.end_args != NONE)])
     states = run.args.values(ends, lambda args: args.get("prev_state"))
     dead = ends[np.array([state == "dead" for state in states], np.bool_)]
@@ -549,7 +548,7 @@ def keeps_segments(run: Run) -> bool:
         return True
     if run.warp_table.launches.flags_by_names(_is_pytorch).any():
         return True
-    comms = distinct(run.shapes.column("comm", np.arange(len(run.shapes), dtype=np.int32)))
+    comms = distinct(run.shapes.column("comm"))
     names = (run.shapes.value("comm", number) or "" for number in comms.tolist())
     if any(name.startswith(_THREAD_OF_PYTORCH) for name in names):
         return True

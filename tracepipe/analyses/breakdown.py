@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Int64s, Ints, distinct
-from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.libraries import np
@@ -31,8 +31,7 @@ _LINE_NS = 1 << 62
 
 def hooked_title(run: Run) -> str:
     """The name of hooked functions: "Python functions" where all those of processes are Python's."""
-    every = np.arange(len(run.shapes), dtype=np.int32)
-    layers, pids = run.shapes.column("layer", every), run.shapes.column("pid", every)
+    layers, pids = run.shapes.column("layer"), run.shapes.column("pid")
     numbers = distinct(layers[(layers < 0) & (pids != NONE) & (pids <= PIDS_MAX)])
     own = {run.shapes.value("layer", number) for number in numbers.tolist()}
     return "Python functions" if own and own <= PYTHON_LAYERS else HOOKED
@@ -48,15 +47,14 @@ class Breakdown:
 
     def __init__(self, run: Run, rows: Ints) -> None:
         self._run, self._layer, self._rows = run, run.layer("userspace"), rows
-        every = np.arange(len(run.shapes), dtype=np.int32)
-        self._thread, first = number_rows(run.shapes.column("pid", every), run.shapes.column("tid", every))
-        names = run.shapes.column("name", every)
+        self._thread, first = run.shapes.threads
+        names = run.shapes.column("name")
         is_ioctl = names == run.shapes.number_of("name", "ioctl")
         self._shapes = {
-            HOOKED: np.ones(len(every), np.bool_),
+            HOOKED: np.ones(len(names), np.bool_),
             "ioctl": is_ioctl,
             "other system calls": ~is_ioctl,
-            "driver": np.ones(len(every), np.bool_),
+            "driver": np.ones(len(names), np.bool_),
             OFF_CPU: names == run.shapes.number_of("name", RUNNING),
         }
         layers = {layer for layer in _LAYER_OF if len(self._rows_of(layer))}

@@ -30,7 +30,7 @@ def values_by_names(
     Return an index into a list of values for each shape, shape `(shapes,)`, and that list. Shapes of other
     layers have the index of None, 0.
     """
-    names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
+    names = run.shapes.column("name")
     is_used = run.used_shapes(layer)
     values: dict[Value | None, int] = {None: 0}
     of_name = np.zeros(int(names.max(initial=-1)) + 1, np.int32)

@@ -14,7 +14,7 @@ from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Int64s
-from tracepipe.event.groups import RowsByNumber, number_rows, sums_by
+from tracepipe.event.groups import RowsByNumber, sums_by
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.schema import INSTANT
 
@@ -61,7 +61,7 @@ def work_by_stack(run: Run) -> Iterator[Work]:
     for name, layer in layers.items():
         on_gpu = np.ones(len(run.shapes), np.bool_)
         if name == "transfer":  # transfers without a GPU are the host's view of copies
-            on_gpu = run.shapes.column("gpu", np.arange(len(run.shapes), dtype=np.int32)) != NONE
+            on_gpu = run.shapes.column("gpu") != NONE
         rows = np.flatnonzero(on_gpu[layer.shape] & layer.has_length)
         launched = run.shapes.has_launch(layer.shape[rows])
         calls = np.full(len(rows), NONE, np.int64)
@@ -84,8 +84,7 @@ class Autograd:
 
     def __init__(self, run: Run) -> None:
         self._run, self._calls = run, run.layer("userspace")
-        shapes = np.arange(len(run.shapes), dtype=np.int32)
-        self._threads, self._first = number_rows(*(run.shapes.column(key, shapes) for key in ("pid", "tid")))
+        self._threads, self._first = run.shapes.threads
         self._forward: dict[tuple[int, int], int] = {}
 
     def find(self, calls: Int64s) -> Int64s:

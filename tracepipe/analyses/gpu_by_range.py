@@ -48,9 +48,7 @@ def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[R
 
 def _work_in_ranges(run: Run) -> dict[str, Int64s]:
     """A row for each range, the row of the annotations, and each kernel or copy that was launched in it."""
-    ranges, every = run.layer("annotation"), np.arange(len(run.shapes), dtype=np.int32)
-    pid, tid, domain, kind = (run.shapes.column(name, every) for name in ("pid", "tid", "domain", "range"))
-    of_shape, _ = number_rows(pid, tid)
+    ranges, domain, (of_shape, _) = run.layer("annotation"), run.shapes.column("domain"), run.shapes.threads
     calls = run.layer("userspace")
     launched = [
         (of_shape[calls.shape[call]], calls.start_ns[call], work.start_ns[some], work.end_ns[some])
@@ -58,7 +56,11 @@ def _work_in_ranges(run: Run) -> dict[str, Int64s]:
     ]
     thread, called_ns, start_ns, end_ns = (np.concatenate(of) for of in zip(*launched, strict=True))
     by_thread = RowsByNumber(thread)
-    is_range = (kind == NONE)[ranges.shape] & (ranges.kind != INSTANT) & (ranges.kind != NO_BEGIN)
+    is_range = (
+        (run.shapes.column("range") == NONE)[ranges.shape]
+        & (ranges.kind != INSTANT)
+        & (ranges.kind != NO_BEGIN)
+    )
     rows = np.flatnonzero(is_range)
     levels: list[tuple[Int64s, Int64s]] = [(rows[:0], rows[:0])]
     group, first = number_rows(of_shape[ranges.shape[rows]], domain[ranges.shape[rows]])

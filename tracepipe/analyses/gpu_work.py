@@ -98,8 +98,8 @@ def gpu_work(run: Run) -> Work:
 def _of_layer(run: Run, what: int) -> dict[str, Any]:
     """The kernels, or the copies on a GPU."""
     layer = run.layer(_LAYER_OF[what])
-    shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
-    on_gpu = shapes.column("gpu", every) != NONE if what == COPY else np.ones(len(every), np.bool_)
+    shapes = run.shapes
+    on_gpu = shapes.column("gpu") != NONE if what == COPY else np.ones(len(shapes), np.bool_)
     rows = np.flatnonzero((layer.end_ns > layer.start_ns) & on_gpu[layer.shape])
     shape = layer.shape[rows]
     return {
@@ -215,11 +215,11 @@ class LaunchCalls:
         """Yield the kernels, then the copies on GPUs, whose length and whose call are known: their layer,
         their rows, and the rows of the calls. Shapes `(n,)`.
         """
-        shapes, every = self._run.shapes, np.arange(len(self._run.shapes), dtype=np.int32)
+        shapes = self._run.shapes
         for name in ("gpu_kernel", "transfer"):
-            work, flags = self._run.layer(name), shapes.has_launch(every)
+            work, flags = self._run.layer(name), shapes.column("has_launch")
             if name == "transfer":
-                flags = flags & (shapes.column("gpu", every) != NONE)
+                flags = flags & (shapes.column("gpu") != NONE)
             rows = np.flatnonzero(flags[work.shape] & work.has_length)
             calls = self.find(work, rows)
             yield work, rows[calls != NONE], calls[calls != NONE]

@@ -54,7 +54,7 @@ class _ByThread:
         nobody = int(of_thread.max(initial=-1)) + 1
         narrow = np.uint16 if nobody < 1 << 16 else np.int32
         of_shape = np.where(shapes, of_thread, nobody).astype(narrow)
-        names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32)).astype(np.int32)
+        names = run.shapes.column("name").astype(np.int32)
 
         def column(name: str) -> Ints:
             found: Ints = run.store.by_id(table, (name,))[name]
@@ -96,14 +96,13 @@ class HostStates:
     def __init__(self, run: Run) -> None:
         self._run = run
         run.forget_columns()  # those below take much memory
-        every = np.arange(len(run.shapes), dtype=np.int32)
-        pids, tids, names = (run.shapes.column(key, every) for key in ("pid", "tid", "name"))
-        of_thread, first = number_rows(pids, tids)
+        pids, tids, names = (run.shapes.column(key) for key in ("pid", "tid", "name"))
+        of_thread, first = run.shapes.threads
         self._threads = {
             (pid, tid): number
             for number, (pid, tid) in enumerate(zip(pids[first].tolist(), tids[first].tolist(), strict=True))
         }
-        running, all_of = names == run.shapes.number_of("name", RUNNING), np.ones(len(every), np.bool_)
+        running, all_of = names == run.shapes.number_of("name", RUNNING), np.ones(len(names), np.bool_)
         tables = ("scheduler", "kernel", "syscall", "userspace", "hook")
         self._spans = {
             kind: _ByThread(run, table, of_thread, shapes, outermost=kind in ("calls", "hooks"))

@@ -25,8 +25,7 @@ _COLUMNS = (
 
 def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
     """The `top` kernels with the most samples, or all for 0, and how many are left out."""
-    layer, every = run.layer("gpu_kernel"), np.arange(len(run.shapes), dtype=np.int32)
-    names = run.shapes.column("name", every)
+    layer, names = run.layer("gpu_kernel"), run.shapes.column("name")
     of_shape, first = number_rows(names)
     # By name: the launches that are long enough and the samples in them; the sums and the counts of values.
     counts, sums = np.zeros((len(first), 2), np.int64), np.zeros((len(first), 2, len(SERIES)))

@@ -110,15 +110,14 @@ def is_recorded(facts: Facts, layer: str) -> bool:
 def measures(run: Run) -> dict[Kind, Measured]:
     """Return the figures of all names of a run, without exits. A call inside another counts in both."""
     found: dict[Kind, Measured] = {}
-    every = np.arange(len(run.shapes), dtype=np.int32)
     for what, suffix in KINDS:
         if what in EXITS:
             continue
-        is_wanted = np.ones(len(every), np.bool_)
+        is_wanted = np.ones(len(run.shapes), np.bool_)
         if what == EVENT:
-            is_wanted = run.shapes.column("name", every) != run.shapes.number_of("name", RUNNING)
+            is_wanted = run.shapes.column("name") != run.shapes.number_of("name", RUNNING)
         if what == COPY:
-            is_wanted = (run.shapes.column("gpu", every) != NONE) == bool(suffix)
+            is_wanted = (run.shapes.column("gpu") != NONE) == bool(suffix)
         layer = run.layer(LAYER_OF[what])
         rows = np.flatnonzero(layer.is_call & is_wanted[layer.shape])
         if not len(rows):

@@ -53,7 +53,7 @@ def run(run: Run, options: Options) -> Result:
     top_calls = np.flatnonzero(calls.is_outermost & calls.is_call).astype(np.int32)
     if options.call.isdecimal():
         return _one(run, top_calls, int(options.call), options.top)
-    of_shape: Int32s = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
+    of_shape: Int32s = run.shapes.column("name")
     wanted = top_calls
     if options.call:
         # Without those inside another call of that name.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Three
+from tracepipe.event.groups import number_rows
 from tracepipe.event.model import LAYERS
 from tracepipe.store.schema import FRAMES
 
@@ -50,6 +51,11 @@ class ShapeTable:
         return self._columns[name]
 
     @cached_property
+    def threads(self) -> tuple[Int32s, Int32s]:
+        """A number for the thread of each shape, shape `(shapes,)`, and the first shape of each number."""
+        return number_rows(self._whole("pid"), self._whole("tid"))
+
+    @cached_property
     def _all_texts(self) -> list[str]:
         return list(self._store.column("texts", "text"))
 
@@ -67,8 +73,10 @@ class ShapeTable:
         rows = self._store.rows("select pid, tid, name from store.thread_names")
         return {(pid, tid): name for pid, tid, name in rows}
 
-    def column(self, name: str, shapes: Ints | int) -> Any:
-        """The numbers of a column for some shapes, or for rows that have these shapes. Shapes `(n,)`."""
+    def column(self, name: str, shapes: Ints | int | slice = slice(None)) -> Any:
+        """The numbers of a column for some shapes, or for rows that have these shapes; by default for all
+        shapes. Shapes `(n,)`.
+        """
         return self._whole(name)[shapes]
 
     @overload
