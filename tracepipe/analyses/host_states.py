@@ -243,9 +243,9 @@ def _swept(spans: list[_Spans], runs: Int64s, start_ns: Int64s, end_ns: Int64s) 
     outer = STATES.index(IN_CALL), np.where(is_hooked, STATES.index(HOOKED), STATES.index(USER))
     state = np.where(is_called, *outer).astype(np.uint8)
     for code in (3, 2, 1):
-        state[unions[code].contains(at)] = code
+        state[unions[code].covered_ns(at, at + 1) > 0] = code
     if has_run:
-        state[~unions[0].contains(at) & (on_ns <= at) & (at < off_ns)] = 0
+        state[(unions[0].covered_ns(at, at + 1) == 0) & (on_ns <= at) & (at < off_ns)] = 0
         state[(at < first_ns) | (at >= last_ns)] = STATES.index(ABSENT)
         state[(at >= last_ns) & (is_called | is_hooked | (syscall != NONE))] = 0
     name = np.where(is_called, call, hook)
