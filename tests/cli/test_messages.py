@@ -148,8 +148,8 @@ def test_losses_are_stated_once_where_a_capture_is_opened(
     recording = (FIXTURES / "losses" / "input.jsonl").read_bytes()
     monkeypatch.chdir(tmp_path)
 
-    def record(_: Any, target: str, **__: Any) -> Any:
-        Path(target).write_bytes(recording)
+    def record(order: Any, **_: Any) -> Any:
+        Path(order.output).write_bytes(recording)
         return SUMMARY
 
     monkeypatch.setattr("tracepipe.api.record.record", record)

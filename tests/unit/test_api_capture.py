@@ -16,7 +16,8 @@ import tracepipe
 from tests.support.program import PYTHONPATH
 from tests.support.summaries import SUMMARY
 from tracepipe import cli
-from tracepipe.api.capture_block import Began, Order
+from tracepipe.api.capture_block import Began
+from tracepipe.api.record import Order
 from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.tracer.request import CaptureRequest
 from tracepipe.tracer.summary import CaptureSummary
@@ -32,10 +33,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Orde
     monkeypatch.chdir(tmp_path)
     found: list[Order] = []
 
-    def record(
-        request: CaptureRequest, output: str, *, force: bool, command_output: str, **_: Any
-    ) -> CaptureSummary:
-        found.append(Order(request, output, force, command_output))
+    def record(order: Order, **_: Any) -> CaptureSummary:
+        found.append(order)
         return SUMMARY
 
     monkeypatch.setattr("tracepipe.api.record.record", record)
@@ -286,9 +285,9 @@ import sys
 from unittest import mock
 from tracepipe.api import capture_block
 from tracepipe.errors import CaptureUnavailable
-def record(request, output, *, command_output, force, notify, control):
-    notify(f"{request.comm} {output} {force}")
-    if request.comm == "refused": raise CaptureUnavailable("No.", "Do.")
+def record(order, *, notify, control):
+    notify(f"{order.request.comm} {order.output} {order.force}")
+    if order.request.comm == "refused": raise CaptureUnavailable("No.", "Do.")
     control.began()
     while not control.is_over(): pass
     from tests.support.summaries import SUMMARY

@@ -42,7 +42,8 @@ from tracepipe.tracer.request import (
 )
 
 if TYPE_CHECKING:
-    from tracepipe.api.capture_block import Capture, Order
+    from tracepipe.api.capture_block import Capture
+    from tracepipe.api.record import Order
 
 T = TypeVar("T", bound="str | int | PathLike[str]")
 
@@ -251,8 +252,7 @@ def order_of(
     """What to record, and the names of its outputs, whose folders are made. Raises TracepipeError, with the
     name of the option where it is about one.
     """
-    from tracepipe.api.capture_block import Order
-    from tracepipe.api.record import OutputNames
+    from tracepipe.api.record import Order, OutputNames
 
     request = request_of(command, pids, options)
     names = OutputNames(request)

@@ -28,9 +28,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from tracepipe.api.record import record
+from tracepipe.api.record import Order, record
 from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, TracepipeError
-from tracepipe.tracer.request import API, ENDED, Answer, CaptureRequest, Notify, WindowOrder, triggers_of
+from tracepipe.tracer.request import API, ENDED, Answer, Notify, WindowOrder, triggers_of
 from tracepipe.tracer.summary import CaptureSummary
 
 STOP, WRITE = "stop", "write"
@@ -38,16 +38,6 @@ _CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from tracepipe.api import capture_block; capture_block.main(sys.argv[1])"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A recording to make, and its files."""
-
-    request: CaptureRequest
-    output: str
-    force: bool
-    command_output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,14 +401,6 @@ def main(number_of_socket: str) -> None:
     order: Order = connection.recv()
     caller = _Caller(connection)
     try:
-        summary = record(
-            order.request,
-            order.output,
-            command_output=order.command_output,
-            force=order.force,
-            notify=caller.send,
-            control=caller,
-        )
-        caller.send(summary)
+        caller.send(record(order, notify=caller.send, control=caller))
     except TracepipeError as e:
         caller.send(e)

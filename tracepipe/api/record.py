@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tracepipe.tracer.live.totals import LiveSink
 
 __all__ = [
-    "Files", "NumberedOutputs", "OutputNames", "record", "summary_lines", "title_of", "watch",
+    "Files", "NumberedOutputs", "Order", "OutputNames", "record", "summary_lines", "title_of", "watch",
     "watch_recording",
 ]  # fmt: skip
 
@@ -105,25 +105,28 @@ class OutputNames:
         return name
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A recording to make, and its files. `command_output` is one for the command's standard output. Without
+    it, that goes to standard output, or to standard error where the recording goes to standard output.
+    """
+
+    request: CaptureRequest
+    output: str
+    force: bool
+    command_output: str = ""
+
+
 def record(
-    request: CaptureRequest,
-    output: str,
-    *,
-    command_output: str = "",
-    force: bool,
-    notify: Notify,
-    watchers: Sequence[Store] = (),
-    control: Control | None = None,
+    order: Order, *, notify: Notify, watchers: Sequence[Store] = (), control: Control | None = None
 ) -> CaptureSummary:
     """Capture into a file, which keeps what was recorded in every case.
-
-    `command_output` is a file for the command's standard output. Without it, that goes to standard output, or
-    to standard error where the recording goes to standard output.
 
     Raises what `capture` and `written_recording` raise. Errors of a capture that ran are in its summary.
     """
     from tracepipe.tracer import capture
 
+    request, output, force, command_output = order.request, order.output, order.force, order.command_output
     if command_output and Path(command_output).resolve() == Path(output).resolve():
         raise OutputError(
             f"{output} cannot be both the recording and the command's output", "Name another file for one."
@@ -228,7 +231,7 @@ def watch(
     totals = LiveSink()
     with view(totals):
         if output:
-            return record(request, output, force=force, notify=notify, watchers=[totals])
+            return record(Order(request, output, force), notify=notify, watchers=[totals])
         return capture(request, totals, notify=notify)
 
 

@@ -74,9 +74,7 @@ def capture(
     trace = output_of([order.output], "perfetto")
     if then_open and not force and paths.is_there(trace):  # reported now, not after the capture
         raise OutputError(f"{trace} exists", "Overwrite it with --force, or name another with -o.")
-    summary = record(
-        order.request, order.output, command_output=order.command_output, force=force, notify=say
-    )
+    summary = record(order, notify=say)
     for line in summary_lines(order.output, summary):
         say(line)
     summary.check()
