@@ -10,7 +10,7 @@ import pytest
 
 from tracepipe.dataset.alignment import Alignment, Line, Placement
 from tracepipe.dataset.build import build
-from tracepipe.dataset.host_clocks import related, relations
+from tracepipe.dataset.clocks_table import related, relations
 from tracepipe.dataset.places import Rank
 
 _PAIR = Path(__file__).parents[2] / "fixtures/merged-pytorch"

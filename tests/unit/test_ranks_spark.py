@@ -11,8 +11,8 @@ import pytest
 from tests.cli.test_output import piped
 from tracepipe.dataset.places import Dataset
 from tracepipe.errors import LibraryMissing, TracepipeError
-from tracepipe.ranks import spark
-from tracepipe.ranks.spark import reason_of
+from tracepipe.ranks import engine
+from tracepipe.ranks.engine import reason_of
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_missing_java_is_reported_with_the_places_that_were_searched(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", home)
-    monkeypatch.setattr(spark, "import_module", lambda _: None)
+    monkeypatch.setattr(engine, "import_module", lambda _: None)
     code, _, err = piped(["ranks", dataset, "--engine", "spark"])
     assert code == LibraryMissing.exit_code
     assert f"Spark needs Java, which is not in {where}" in err
@@ -57,12 +57,12 @@ def test_a_master_that_is_gone_is_named(gone: int) -> None:
     with pytest.raises(
         TracepipeError, match=f"No Spark master answers: 127.0.0.1:{gone}: Connection refused"
     ):
-        spark.check_answers(f"spark://127.0.0.1:{gone}")
+        engine.check_answers(f"spark://127.0.0.1:{gone}")
 
 
 def test_one_master_of_several_is_enough(gone: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as master:
-        spark.check_answers(f"spark://127.0.0.1:{gone},127.0.0.1:{master.getsockname()[1]}")
+        engine.check_answers(f"spark://127.0.0.1:{gone},127.0.0.1:{master.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_one_master_of_several_is_enough(gone: int) -> None:
 )
 def test_a_wrong_address_is_refused(master: str) -> None:
     with pytest.raises(TracepipeError, match=f"Not the address of a Spark master: {master}"):
-        spark.check_answers(master)
+        engine.check_answers(master)
 
 
 def test_other_clusters_are_not_queried() -> None:
-    spark.check_answers("yarn")
+    engine.check_answers("yarn")
 
 
 def test_the_reason_of_a_java_exception_is_its_own() -> None:
