@@ -176,7 +176,12 @@ class Rows:
             return ShapeRow(NO_ROW, name, shape.phase)
         row, takes_flow = NO_ROW, False
         if shape.on_stream:
-            row = self._stream(shape.gpu or 0, shape.stream or 0)
+            key = gpu, stream = shape.gpu or 0, shape.stream or 0
+            row = self._streams.get(key, NO_ROW)
+            if row == NO_ROW and not self.tree.is_full:
+                rank = min(RANK_STREAM + stream, RANK_OF_SM - 1)
+                track = self.tree.child(self.gpu(gpu), "slices", f"stream {stream}", rank, "gpu")
+                row = self._streams[key] = self.new_row(track, on_stream=True)
         elif shape.type in LAYER_TITLES:
             row = self._host(shape)
             takes_flow = shape.drawn_layer == "kernel" or (shape.type == "syscall" and shape.name == IOCTL)
@@ -213,10 +218,8 @@ class Rows:
     def _host(self, shape: Shape) -> int:
         if shape.range is not None:
             key = (shape.pid, shape.domain, shape.range)
-            row = self._ranges.get(key)
-            if row is None and self.tree.is_full:
-                return NO_ROW
-            if row is None:
+            row = self._ranges.get(key, NO_ROW)
+            if row == NO_ROW and not self.tree.is_full:
                 track = self.tree.ranges(self.tree.process(shape.pid), shape.domain, shape.range)
                 row = self._ranges[key] = self.new_row(track)
             return row
@@ -228,10 +231,8 @@ class Rows:
         # The name that a program gives one of its threads is not a name of its process.
         comm = "" if shape.type == "annotation" else shape.comm or ""
         thread = self.thread(shape.pid, shape.tid, comm)
-        row = thread.rows.get(layer)
-        if row is None and self.tree.is_full:
-            return NO_ROW
-        if row is None:
+        row = thread.rows.get(layer, NO_ROW)
+        if row == NO_ROW and not self.tree.is_full:
             row = thread.rows[layer] = self.new_row(self.tree.layer(thread.track, *layer))
             # Some layers of a thread may cause what happens in others.
             calls, system_calls, driver = (
@@ -268,16 +269,6 @@ class Rows:
         about = self._about_counters.get((str(gpu), name), {})
         unit, most = str(about.get("unit", "")), about.get("max")
         return f"{unit} of {most:g}" if isinstance(most, (int, float)) and unit != "%" else unit
-
-    def _stream(self, gpu: int, stream: int) -> int:
-        row = self._streams.get((gpu, stream))
-        if row is None and self.tree.is_full:
-            return NO_ROW
-        if row is None:
-            rank = min(RANK_STREAM + stream, RANK_OF_SM - 1)
-            track = self.tree.child(self.gpu(gpu), "slices", f"stream {stream}", rank, "gpu")
-            row = self._streams[gpu, stream] = self.new_row(track, on_stream=True)
-        return row
 
     def ranges_of_stream(
         self, gpu: int, stream: int, thread: tuple[int | None, int | None], domain: str | None
