@@ -59,13 +59,6 @@ class ArchiveWriter(AbstractContextManager["ArchiveWriter"]):
         if kind is not None:
             self._zip.fp = None  # else it would write the end of an archive when it is deleted
             return
-        # Readers recognize the manifest by its first characters.
-        manifest = json.dumps({"perfetto_manifest": self._manifest()}, indent=1)
-        with _small_enough():
-            self._zip.writestr(_entry(_MANIFEST), manifest)
-            self._zip.close()
-
-    def _manifest(self) -> dict[str, Any]:
         first = self._files[0]
         same = {
             "clock": self._clock,
@@ -77,12 +70,16 @@ class ArchiveWriter(AbstractContextManager["ArchiveWriter"]):
             file if file.get("machine") == first.get("machine") else file | {"clocks": same}
             for file in self._files
         ]
-        return {
+        manifest = {
             "version": 1,
             "trace_time": {"clock": self._clock, "file": first["path"]},
             "files": files,
             "attributes": self._attributes,
         }
+        with _small_enough():
+            # Readers recognize the manifest by its first characters.
+            self._zip.writestr(_entry(_MANIFEST), json.dumps({"perfetto_manifest": manifest}, indent=1))
+            self._zip.close()
 
 
 class _Bounded:

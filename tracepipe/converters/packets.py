@@ -30,7 +30,6 @@ from tracepipe.layout.timeline import (
     WARP_COUNT,
     WARP_EXIT,
     Drawn,
-    Kernel,
     Slices,
     Track,
     WarpChanges,
@@ -483,25 +482,22 @@ class Packets:
         keys = np.where(small, slices.kernel * _MET_MAX + slices.number % _MET_MAX, NONE).tolist()
         names = list(map(self._warp_names.get, keys))
         for at in [at for at, name in enumerate(names) if not name]:
-            names[at] = self._warp_name(changes.kernels[kernels[at]], numbers[at], keys[at])
+            key, known = keys[at], self._warp_names.get(keys[at])
+            if not known:
+                # A number only for a name that was used before: a large launch uses each name once.
+                name = changes.kernels[kernels[at]].title(numbers[at]).encode("utf-8", "replace")
+                if known is None and key != NONE and len(self._warp_names) < _MET_MAX:
+                    self._warp_names[key] = b""
+                if known is None or self._named >= _NAMED_MAX:
+                    known = delimited(23, name)
+                else:
+                    iid = _FIRST_IID + self._named
+                    self._named += 1
+                    self._pending.append(delimited(_FIELDS[EVENT_NAMES], number(1, iid) + delimited(2, name)))
+                    known = self._warp_names[key] = number(10, iid)
+            names[at] = known
             self._move_pending(interned, int(begins[at]))
         return cast("list[bytes]", names)
-
-    def _warp_name(self, kernel: Kernel, warp: int, key: int) -> bytes:
-        """The number of a name that was used before, else the name: a large launch uses each name once."""
-        known = self._warp_names.get(key)
-        if known:
-            return known
-        name = kernel.title(warp).encode("utf-8", "replace")
-        if known is not None and self._named < _NAMED_MAX:
-            iid = _FIRST_IID + self._named
-            self._named += 1
-            self._pending.append(delimited(_FIELDS[EVENT_NAMES], number(1, iid) + delimited(2, name)))
-            known = self._warp_names[key] = number(10, iid)
-            return known
-        if known is None and key != NONE and len(self._warp_names) < _MET_MAX:
-            self._warp_names[key] = b""
-        return delimited(23, name)
 
 
 def _keys_of(columns: dict[str, Any], drawn: Drawn) -> list[_Key]:

@@ -41,13 +41,10 @@ _MARKS = dict(zip(PERCENTS, (("o", INK), ("D", ACCENT), ("^", LATE)), strict=Tru
 
 @dataclass(frozen=True, slots=True)
 class CallLengths:
-    """The lengths of the calls of one name in ns, shape `(calls,)`; the least one, and the cells of
-    `LENGTH_COLUMNS`.
-    """
+    """The lengths of the calls of one name in ns, shape `(calls,)`, and the cells of `LENGTH_COLUMNS`."""
 
     name: str
     dur_ns: Int64s
-    least_ns: int
     spread: tuple[int | None, ...]
 
 
@@ -89,13 +86,12 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
 def _called(layer: Layer, calls: Ints, name: str) -> CallLengths:
     """The lengths of the calls at some rows of a layer."""
     dur_ns = layer.end_ns[calls] - layer.start_ns[calls]
-    least_ns = int(dur_ns.min()) if len(dur_ns) else 0
-    return CallLengths(name, dur_ns, least_ns, of_values(dur_ns))
+    return CallLengths(name, dur_ns, of_values(dur_ns))
 
 
 def _draw(rows: list[CallLengths], figure: Figure) -> None:
     axes = figure.subplots()
-    shortest = max(1, min(row.least_ns for row in rows))
+    shortest = max(1, min(int(row.dur_ns.min()) if len(row.dur_ns) else 0 for row in rows))
     longest = max(shortest + 1, *(row.spread[-1] or 0 for row in rows))
     low, high = int(np.floor(np.log10(shortest))), int(np.ceil(np.log10(longest)))
     high = max(high, low + 1)
