@@ -41,15 +41,6 @@ class _Range:
     outer: _Range | None
     end_ns: int = _NEVER
 
-    def chain(self) -> list[_Range]:
-        """The ranges around this one and itself, outermost first."""
-        chain: list[_Range] = []
-        at: _Range | None = self
-        while at is not None:
-            chain.append(at)
-            at = at.outer
-        return chain[::-1]
-
 
 def _going_on(innermost: _Range | None, ts_ns: int) -> _Range | None:
     """The innermost range, of those around and `innermost` itself, that has not ended at a time."""
@@ -185,7 +176,10 @@ class RangesOnGpu:
                 tracks[domain] = _Track(self._rows.ranges_of_stream(gpu, stream, thread, domain))
             if (track := tracks[domain]).row == NO_ROW:
                 continue
-            chain, same = innermost.chain(), 0
+            chain, same = [innermost], 0
+            while (outer := chain[-1].outer) is not None:
+                chain.append(outer)
+            chain.reverse()
             while same < min(len(chain), len(track.open)) and track.open[same][0] is chain[same]:
                 same += 1
             self._close(track, same, start_ns)

@@ -223,12 +223,6 @@ class WarpBatches:
             and batch.range_ns is None
         )
 
-    def add(self, place: int, batch: PlacedWarps) -> None:
-        """Add a batch."""
-        self.places.append(place)
-        self.batches.append(batch)
-        self.size += len(batch.warp)
-
 
 class WarpRun:
     """Such batches as a single one, `warps`. By batch, `sizes` are how many warps each has, `first` is where
@@ -400,7 +394,9 @@ class WarpLayout:
         if last is None or not last.takes(batch, mode):
             last = self._last[index] = WarpBatches(index, mode)
             self._batches.append(last)
-        last.add(place, batch)
+        last.places.append(place)
+        last.batches.append(batch)
+        last.size += len(batch.warp)
 
     def starts(self) -> WarpStarts | None:
         """The starts of the batches that were taken, for which `draw` needs flows; None without batches."""
