@@ -1,4 +1,4 @@
-"""What stands under a path, as far as this process can see it.
+"""Files and folders at paths, as far as this process can see them.
 
 A folder may be closed to root too, as a user's home on NFS is, and a name may be too long: nothing is there
 then. The methods of `Path` raise an OSError instead, up to Python 3.13.

@@ -75,7 +75,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _identity(file: Path) -> Identity:
-    """What changes when one of the files does."""
+    """Device, inode, size and time of each file: one of them changes when a file does."""
     found: list[tuple[int, int, int, int] | None] = []
     for ending in ("", *_SIDECARS):
         try:

@@ -1,4 +1,4 @@
-"""What the GPU did for each range that the program marked (NVTX): how long it worked and waited."""
+"""The GPU's time for each range that the program marked (NVTX): how long it worked and waited."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Drawing:
     data: Callable[[], Any]
 
     def lazily(self) -> object:
-        """What is drawn, as JSON values with iterators instead of lists."""
+        """The values that are drawn, as JSON values with iterators instead of lists."""
         return self.data()
 
 
@@ -133,7 +133,7 @@ class FolderOutput:
 
 @dataclass(slots=True)
 class Result:
-    """What a report found. `notes` are lines that the reader must know, such as what was left out.
+    """The findings of a report. `notes` are lines that the reader must know, such as what was left out.
 
     `files` are written where the report has an `output`. `sides` has a letter for each recording where
     recordings are compared.

@@ -94,7 +94,7 @@ class ArgsTable:
             first = last
 
     def values(self, numbers: Ints, value_of: Callable[[Args], Value]) -> list[Value]:
-        """What a function finds in each of some arguments. Equal texts are looked at once."""
+        """A function's result for each of some arguments. It is called once for equal texts."""
         wanted, known, found = distinct(numbers), dict[bytes, Value](), []
         for text in self.texts(wanted):
             if text not in known:
