@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from tracepipe.event.model import LAYERS, RECORDS, SCHEMA_VERSION, Doc, Event
@@ -16,7 +18,8 @@ _SCALARS: dict[object, dict[str, Any]] = {
 }
 
 
-def fields_of(record: type) -> dict[str, tuple[Any, Doc]]:
+@cache
+def fields_of(record: type) -> Mapping[str, tuple[Any, Doc]]:
     """Field name → (bare type, documentation) of a record class."""
     out: dict[str, tuple[Any, Doc]] = {}
     for name, hint in get_type_hints(record, include_extras=True).items():
