@@ -318,7 +318,7 @@ def placed(clock: Drifting, found: list[CommonEvents], span_ns: int) -> Anchor:
 def off_ns(clock: Drifting, anchor: Anchor, span_ns: int) -> int:
     """How far off any time of the recording is placed at most."""
     truth_ns = BEGIN_NS + np.linspace(0, span_ns, 2_000).astype(np.int64)
-    return int(np.abs(anchor.way.place_all(clock.shown(truth_ns)) - truth_ns).max())
+    return int(np.abs(anchor.place_all(clock.shown(truth_ns)) - truth_ns).max())
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def test_a_recording_that_another_one_places_drifts_with_it() -> None:
     anchor = anchors([OURS, *others], {}, [*found, third])[2]
     truth_ns = BEGIN_NS + np.linspace(0, span_ns, 100).astype(np.int64)
     assert anchor.bound_ns is not None
-    placed_ns = anchor.way.place_all(clock.shown(truth_ns) + 70)
+    placed_ns = anchor.place_all(clock.shown(truth_ns) + 70)
     assert int(np.abs(placed_ns - truth_ns).max()) <= anchor.bound_ns < 30_000
 
 

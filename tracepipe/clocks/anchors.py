@@ -21,58 +21,6 @@ from tracepipe.errors import ClockError
 from tracepipe.event.columns import Int64s
 from tracepipe.event.model import HOST_CLOCKS, MONOTONIC, TIME_LIMIT_NS, Header, SourceNs
 
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """Puts times on another clock: by adding `offset_ns`, or by `drift`, if the clocks drift apart."""
-
-    offset_ns: int
-    drift: ClockMap | None = None
-
-    def place_all(self, ns: Int64s) -> Int64s:
-        """The times of a column on the other clock, of the same shape."""
-        return ns + self.offset_ns if self.drift is None else self.drift.place_all(ns)
-
-    def of_ahead(self, ahead_ns: int, first_ns: int) -> Way:
-        """The way of a clock that is ahead of this one's source clock, and whose first time is `first_ns`."""
-        if self.drift is None:
-            return Way(self.offset_ns - ahead_ns)
-        return Way.along(replace(self.drift, source_ns=self.drift.source_ns + ahead_ns), first_ns)
-
-    @classmethod
-    def along(cls, drift: ClockMap, first_ns: int) -> Way:
-        """The way by a map, of a clock whose first time is `first_ns`."""
-        return cls(drift.place(SourceNs(first_ns)) - first_ns, drift)
-
-
-def way_by(found: Agreement, other: Way, span: tuple[int, int]) -> tuple[Way, int] | None:
-    """The way of a recording with times in `span`, by what it and another recording have, which goes the
-    `other` way; and its bound. None where they do not agree.
-    """
-    even = other.of_ahead(found.ahead_ns, span[0])
-    pairs = found.pairs
-    drift = None
-    if pairs is not None:
-        drift = fit("", Pairs(pairs.source_ns, other.place_all(pairs.host_ns), pairs.uncertainty_ns))
-        is_clock = drift.drift_ppm is not None and abs(drift.drift_ppm) <= CRYSTAL_PPM
-        if not is_clock or 10 * drift.dropped > drift.pairs:
-            drift = None  # clocks do not drift like that: these are two runs of one program
-    if pairs is None or drift is None:
-        return (even, found.bound_ns) if found.is_even else None
-    is_seen = (
-        np.abs(drift.place_all(pairs.source_ns) - even.place_all(pairs.source_ns)) > pairs.uncertainty_ns
-    )
-    if is_seen.any() or not found.is_even:
-        # The rate may change between two pairs, which has most effect in the middle.
-        wander_ns = np.diff(drift.source_ns) * WANDER_PPM // 4_000_000 + 1
-        inside_ns = np.maximum(drift.from_bound_ns, drift.to_bound_ns)[1:-1] + wander_ns
-        bound_ns = max(most(inside_ns), most(drift.bounds_at(np.array(span, np.int64))))
-        return Way.along(drift, span[0]), bound_ns
-    ns = np.concatenate([pairs.source_ns, np.array(span, np.int64)])
-    away_ns = most(drift.place_all(ns) - even.place_all(ns))
-    return even, max(found.bound_ns, int(pairs.uncertainty_ns.max()) + away_ns)
-
-
 REALTIME: Final = "realtime"
 # CLOCK_REALTIME minus CLOCK_MONOTONIC is when a machine was booted. Within one boot it changes by as much as
 # the clock is set. Two boots differ by how long the machine was up.
@@ -130,10 +78,13 @@ class Anchor:
     bound: str = ""
     drift: ClockMap | None = None
 
-    @property
-    def way(self) -> Way:
-        """The way that places its times on the common clock."""
-        return Way(self.offset_ns, self.drift)
+    def place_all(self, ns: Int64s) -> Int64s:
+        """The times of a column on the common clock, of the same shape."""
+        return ns + self.offset_ns if self.drift is None else self.drift.place_all(ns)
+
+    def along(self, drift: ClockMap, first_ns: int) -> Anchor:
+        """The anchor by a map, of a clock whose first time is `first_ns`."""
+        return replace(self, offset_ns=drift.place(SourceNs(first_ns)) - first_ns, drift=drift)
 
     def stated(self, clock: str) -> dict[str, Any]:
         """The anchor as the trace states it."""
@@ -146,6 +97,38 @@ class Anchor:
         """The anchor with an offset that a user gave in addition."""
         how = f"{self.how}, and {by_ns:+d} ns by hand"
         return replace(self, offset_ns=self.offset_ns + by_ns, bound_ns=None, how=how, bound="set by hand")
+
+
+def _anchor_by(found: Agreement, other: Anchor, span: tuple[int, int]) -> Anchor | None:
+    """The anchor of a recording with times in `span`, by what it has in common with another one, whose anchor
+    is `other`. Its bound is that of what they have. None where they do not agree.
+    """
+    if other.drift is None:
+        even = replace(other, offset_ns=other.offset_ns - found.ahead_ns, bound_ns=found.bound_ns)
+    else:
+        ahead = replace(other.drift, source_ns=other.drift.source_ns + found.ahead_ns)
+        even = replace(other.along(ahead, span[0]), bound_ns=found.bound_ns)
+    pairs = found.pairs
+    drift = None
+    if pairs is not None:
+        drift = fit("", Pairs(pairs.source_ns, other.place_all(pairs.host_ns), pairs.uncertainty_ns))
+        is_clock = drift.drift_ppm is not None and abs(drift.drift_ppm) <= CRYSTAL_PPM
+        if not is_clock or 10 * drift.dropped > drift.pairs:
+            drift = None  # clocks do not drift like that: these are two runs of one program
+    if pairs is None or drift is None:
+        return even if found.is_even else None
+    is_seen = (
+        np.abs(drift.place_all(pairs.source_ns) - even.place_all(pairs.source_ns)) > pairs.uncertainty_ns
+    )
+    if is_seen.any() or not found.is_even:
+        # The rate may change between two pairs, which has most effect in the middle.
+        wander_ns = np.diff(drift.source_ns) * WANDER_PPM // 4_000_000 + 1
+        inside_ns = np.maximum(drift.from_bound_ns, drift.to_bound_ns)[1:-1] + wander_ns
+        bound_ns = max(most(inside_ns), most(drift.bounds_at(np.array(span, np.int64))))
+        return replace(even.along(drift, span[0]), bound_ns=bound_ns)
+    ns = np.concatenate([pairs.source_ns, np.array(span, np.int64)])
+    away_ns = most(drift.place_all(ns) - even.place_all(ns))
+    return replace(even, bound_ns=max(found.bound_ns, int(pairs.uncertainty_ns.max()) + away_ns))
 
 
 def is_one_host(one: Source, other: Source) -> bool | None:
@@ -252,19 +235,18 @@ def _by_others(
     found = agreement(common, its, may_be_one_host=may_be_one_host, near_ns=near_ns)
     if found is None:
         return None
-    by_both = way_by(found, placed.way, (source.first_ns, max(source.first_ns, source.end_ns)))
-    if by_both is None:
+    by_both = _anchor_by(found, placed, (source.first_ns, max(source.first_ns, source.end_ns)))
+    if by_both is None or (own_ns := by_both.bound_ns) is None:
         return None
-    way, own_ns = by_both
     how = f"{found.count} {found.of} that {other.name} recorded too"
     if anchor is not None:
-        off_ns = abs(way.offset_ns - anchor.offset_ns)
+        off_ns = abs(by_both.offset_ns - anchor.offset_ns)
         is_within = anchor.bound_ns is not None and off_ns <= anchor.bound_ns + own_ns
         if is_within and _limit_ns(anchor) <= own_ns:
             return None
         how += f", {off_ns} ns from where {anchor.how} puts it"
     bound_ns = None if placed.bound_ns is None else placed.bound_ns + own_ns
-    return Anchor(way.offset_ns, bound_ns, how, placed.bound, way.drift)
+    return replace(by_both, bound_ns=bound_ns, how=how)
 
 
 def _anchor(source: Source, base: Source) -> Anchor | None:

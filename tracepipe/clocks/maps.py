@@ -120,11 +120,6 @@ def most(column: AnyArray | int) -> int:
     return max(abs(int(column.min())), abs(int(column.max()))) if len(column) else 0
 
 
-def numbers(column: Ints) -> memoryview:
-    """A view of a column whose numbers are quickly read one by one, as Python integers."""
-    return column.data
-
-
 def scaled(column: AnyArray, by: AnyArray | int, per: AnyArray | int) -> AnyArray:
     """`column * by // per`, exact for all sizes: in Python integers where 64 bits are not enough."""
     if most(column) * most(by) < _HALF:
@@ -216,10 +211,11 @@ def cut(pairs: Pairs) -> Pairs:
 
 def consistent(pairs: Pairs) -> Pairs:
     """Pairs in source order, without those too close to a better one and those that jump against the rest."""
-    sources_ns, hosts_ns = numbers(pairs.source_ns), numbers(pairs.host_ns)
-    uncertainties_ns = numbers(pairs.uncertainty_ns)
+    # The numbers of these views are quickly read one by one, as Python integers.
+    sources_ns, hosts_ns = pairs.source_ns.data, pairs.host_ns.data
+    uncertainties_ns = pairs.uncertainty_ns.data
     kept, count = np.empty(len(pairs), np.int64), 0
-    places = numbers(kept)
+    places = kept.data
     for at in range(len(pairs)):
         source_ns, host_ns, uncertainty_ns = sources_ns[at], hosts_ns[at], uncertainties_ns[at]
         while count:
@@ -307,7 +303,7 @@ def _spaced(pairs: Pairs, spacing_ns: int) -> array[int]:
     """The places of the first pair, the last, and those between that are needed so that no two are more than
     `spacing_ns` apart. Of three consecutive ones, the outer two are further apart than that.
     """
-    sources_ns = numbers(pairs.source_ns)
+    sources_ns = pairs.source_ns.data
     places = array("q", [0])
     last_ns = sources_ns[0]
     for at in range(1, len(pairs) - 1):

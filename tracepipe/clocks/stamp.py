@@ -99,14 +99,6 @@ class Clocks:
         """Put all times on the common clock of several recordings: by an offset, or by `drift`."""
         self._anchor_ns, self._drift = offset_ns, drift
 
-    def _note_end(self, end: Mapping[str, Any]) -> None:
-        """Note the host's clocks at the end: one may have been set, and one counts in sleep."""
-        for clock, clock_map in self._maps.items():
-            now_ns = _offset_ns(end, clock, self.trace_clock)
-            if clock_map.method == Method.OFFSET and now_ns is not None:
-                moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
-                self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
-
     def get(self, clock: str) -> ClockMap | None:
         """The map of `clock`, or None where nothing relates it to the trace clock."""
         return self._maps.get(clock)
@@ -205,7 +197,12 @@ class Clocks:
         """Place a record that is not an event, and its row. None where it cannot be placed."""
         if isinstance(other, dict):
             if other["type"] == "footer":
-                self._note_end(other.get("end", {}))
+                # One of the host's clocks may have been set, and one counts in sleep.
+                for clock, clock_map in self._maps.items():
+                    now_ns = _offset_ns(other.get("end", {}), clock, self.trace_clock)
+                    if clock_map.method == Method.OFFSET and now_ns is not None:
+                        moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
+                        self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
             if other["type"] in ("footer", "clock", "header", "stack", "name"):
                 events.ts_ns[at] = self._before(events, at)
                 return other
@@ -215,16 +212,16 @@ class Clocks:
             clock, count = other.get("clock", self.default), 1
         else:
             clock, count = other.launched.get("clock", self.default), len(other)
-        clock_map = self._maps.get(clock)
-        if clock_map is None:
+        placed_by = self._maps.get(clock)
+        if placed_by is None:
             _leave_out(clock, count, unplaced)
             return None
         assert isinstance(other, dict)  # warps whose clock is related are placed already
         source_ns = events.ts_ns[at : at + 1]
-        self._note(clock, int(clock_map.bounds_at(source_ns)[0]))
-        if clock_map.method == Method.SAME:
+        self._note(clock, int(placed_by.bounds_at(source_ns)[0]))
+        if placed_by.method == Method.SAME:
             return other
-        start_ns, end_ns = clock_map.place_all(np.append(source_ns, source_ns + other.get("dur_ns", 0)))
+        start_ns, end_ns = placed_by.place_all(np.append(source_ns, source_ns + other.get("dur_ns", 0)))
         events.ts_ns[at] = start_ns
         return other | {"dur_ns": max(0, int(end_ns - start_ns))} if "dur_ns" in other else other
 

@@ -377,9 +377,15 @@ class Choice:
         kinds = self._kinds.values()[events.shape]
         self._marks.add(events.row[(kinds & NAMING) != 0])
         instants = ((kinds & (MATCHED | WHOLE | OF_THREAD)) == 0) & (events.shape != SPECIAL)
-        self._marks.add(events.row[instants & self._stretch.touches(events.ts_ns, events.ts_ns)])
+        is_inside = self._stretch.touches(events.ts_ns, events.ts_ns)
+        self._marks.add(events.row[instants & is_inside])
         self._take_calls(events, kinds)
-        self._take_flows(events, kinds)
+        # A flow with a point in the window also needs its start.
+        starts, later = np.flatnonzero(kinds & FLOW_START), np.flatnonzero(kinds & FLOW_END)
+        self._flows.begin(events.launch[starts], events.row[starts])
+        for of in (starts, later):
+            self._marks.add(self._flows.keep(events.launch[of[is_inside[of]]]))
+        self._marks.add(events.row[later[self._flows.are_kept(events.launch[later])]])
         for at in np.flatnonzero(events.shape == SPECIAL).tolist():
             row = int(events.row[at])
             if self._take_other(self._others.pop(row), int(events.ts_ns[at]), row):
@@ -428,15 +434,6 @@ class Choice:
         kept |= has_launch & self._launches.are_kept(launch)
         for name in ("begin", "end"):
             self._marks.add(spans[name][kept])
-
-    def _take_flows(self, events: _Events, kinds: Ints) -> None:
-        """Take the points of flows. A flow with a point in the window also needs its start."""
-        starts, later = np.flatnonzero(kinds & FLOW_START), np.flatnonzero(kinds & FLOW_END)
-        self._flows.begin(events.launch[starts], events.row[starts])
-        is_inside = self._stretch.touches(events.ts_ns, events.ts_ns)
-        for at in (starts, later):
-            self._marks.add(self._flows.keep(events.launch[at[is_inside[at]]]))
-        self._marks.add(events.row[later[self._flows.are_kept(events.launch[later])]])
 
     def _take_other(self, other: Record | PlacedWarps, ts_ns: int, row: int) -> bool:
         """Take a record that is not an event. Return whether the part has it."""

@@ -220,9 +220,7 @@ class _Several:
         if self.options.members:
             clock = self.options.members[0].clock
             if begins:
-                first_ns = min(
-                    int(anchor.way.place_all(np.array([ns], np.int64))[0]) for ns, anchor in begins
-                )
+                first_ns = min(int(anchor.place_all(np.array([ns], np.int64))[0]) for ns, anchor in begins)
                 start = {f"{clock}_ns": max(0, first_ns)}
         else:
             # The earliest begin of a recording, on the clocks that the reference recording relates.

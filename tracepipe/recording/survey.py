@@ -157,7 +157,14 @@ class Survey:
                 key = self._open.pop(of_thread, 0)
             else:
                 self._launches_noted += 1
-                key = self._kernel_of(shape, int(events.args[at]))
+                kernel = shape.pid, int(events.args[at])
+                if not IS_FUNCTION(shape.name):
+                    key = _key((shape.pid, shape.name)) | 1
+                elif (known := self._kernels.get(kernel)) is not None:
+                    key = known
+                else:
+                    name = tables.args(kernel[1]).get(KERNEL)
+                    key = self._kernels[kernel] = 0 if name is None else _key((shape.pid, name)) | 1
             if not key:
                 continue
             if shape.phase == "B":
@@ -170,15 +177,6 @@ class Survey:
             keys = np.array([key for key, _ in seen], np.uint64)
             seen_ns = np.array([ns for _, ns in seen], np.int64)
             times.add(self._cells(keys, seen_ns), seen_ns)
-
-    def _kernel_of(self, shape: Shape, args: int) -> int:
-        """The key of a kernel's launches; 0 where the kernel is not known."""
-        if not IS_FUNCTION(shape.name):
-            return _key((shape.pid, shape.name)) | 1
-        if (shape.pid, args) not in self._kernels:
-            name = self.tables.args(args).get(KERNEL)
-            self._kernels[shape.pid, args] = 0 if name is None else _key((shape.pid, name)) | 1
-        return self._kernels[shape.pid, args]
 
     def _cells(self, keys: Ints, ns: Int64s) -> Int64s:
         """The cells of times, by their keys and their approximate times."""
