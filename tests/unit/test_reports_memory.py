@@ -276,6 +276,11 @@ def test_sizes_that_add_up_beyond_64_bits_and_null_addresses(load: Load) -> None
     ]  # fmt: skip
 
 
+def test_a_total_of_thousands_of_digits_is_not_known(load: Load) -> None:
+    result = run(load(did("alloc", 1_100, 0x10, 8, args={"total_allocated": "9" * 5_000})), Options())
+    assert rows(result, "processes", "total_bytes", "peak_bytes") == [(8, 8)]
+
+
 def test_top_limits_rows_and_the_rest_is_counted(load: Load) -> None:
     result = run(load(*(did("alloc", 1_100 + at, at + 1, at) for at in range(1, 6))), Options(top=2))
     assert rows(result, "never_freed", "size_bytes") == [(5,), (4,)]

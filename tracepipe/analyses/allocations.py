@@ -32,6 +32,7 @@ FAULTS = (IN_USE, FAILED, DOUBLE, UNKNOWN, REFUSED)
 """The faults; their order is that of the tables."""
 _NULL = hex(0)
 _INT64_MAX = (1 << 63) - 1
+_DIGITS_MAX = 64
 
 
 class _Event(NamedTuple):
@@ -212,7 +213,8 @@ def _text(value: object) -> str | None:
 def _whole(value: object) -> int | None:
     """A value of an argument as an integer of 64 bits, None where it is none."""
     text = _text(value) or ""
-    whole = int(text) if text.removeprefix("-").isdecimal() else None
+    # Python converts no text of thousands of digits.
+    whole = int(text) if len(text) <= _DIGITS_MAX and text.removeprefix("-").isdecimal() else None
     return whole if whole is not None and abs(whole) <= _INT64_MAX else None
 
 
