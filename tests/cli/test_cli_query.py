@@ -220,9 +220,20 @@ def test_a_program_that_is_not_a_trace_processor_is_reported(
 class Refusing:
     """A client whose engine ends in the middle of a query."""
 
+    error = ""
+
     @property
     def http(self) -> Any:
         return self
+
+    def parse(self, chunk: bytes) -> Any:
+        return self
+
+    def notify_eof(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def execute_query(self, sql: str) -> Any:
         from perfetto.common.exceptions import PerfettoException
@@ -230,9 +241,10 @@ class Refusing:
         raise PerfettoException("out of memory")
 
 
-def test_an_engine_that_ends_is_an_error_of_the_query() -> None:
+def test_an_engine_that_ends_is_an_error_of_the_query(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_started", lambda shell: Refusing())
     with pytest.raises(QueryError, match="out of memory"):
-        processor._answer(Refusing(), "select 1")
+        ask(trace, "select 1")
 
 
 def test_columns_have_the_names_that_they_are_given_and_each_its_own(trace: Path) -> None:

@@ -15,17 +15,14 @@ from typing import BinaryIO
 import numpy as np
 
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.columns import SPECIAL, SourceBatch, unsigned
+from tracepipe.event.columns import SPECIAL, SourceBatch, Three, unsigned
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
+from tracepipe.layout.timeline import FULL_MASK, WARP_LANES
 from tracepipe.units import counted
 
-WARP_LANES = 32
-FULL_MASK = (1 << WARP_LANES) - 1
-Dim3 = tuple[int, int, int]
 
-
-def unflatten(number: int, size: list[int]) -> Dim3:
+def unflatten(number: int, size: list[int]) -> Three:
     """x, y, z of a linear index in a box of `size`, x fastest."""
     x, y, _ = size
     return number % x, number // x % y, number // (x * y)
@@ -76,12 +73,12 @@ class ThreadWriter:
         self._out.write("".join(self._lines).encode())
         self._lines.clear()
 
-    def _entry(self, ts_ns: int, block: Dim3, thread: Dim3) -> None:
+    def _entry(self, ts_ns: int, block: Three, thread: Three) -> None:
         where = "block=({},{},{}) thread=({},{},{})".format(*block, *thread)
         self._lines.append(f"[kernel_trace] ts={ts_ns} {where}\n")
         self._entries += 1
 
-    def _exit(self, ts_ns: int, thread: Dim3) -> None:
+    def _exit(self, ts_ns: int, thread: Three) -> None:
         self._lines.append("Thread ({}, {}, {}) timestamp: {}\n".format(*thread, ts_ns))
         self._exits += 1
 
@@ -134,6 +131,6 @@ class ThreadWriter:
             self._out.write(b"Full drops: %d\n" % self._lost)
 
 
-def _of(mask: int, lanes: list[Dim3 | None]) -> list[Dim3]:
+def _of(mask: int, lanes: list[Three | None]) -> list[Three]:
     """The threads of the lanes in a mask."""
     return [thread for lane, thread in enumerate(lanes) if mask >> lane & 1 and thread is not None]

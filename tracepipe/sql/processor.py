@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from tracepipe import paths
 from tracepipe.errors import InputError, LibraryMissing, OutputError, QueryError, TracepipeError
@@ -66,14 +66,33 @@ def ask(trace: Path, sql: str, shell: str = "") -> Answer:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=str(trace)) from error
     with opened as file, closing(_started(shell)) as processor:
+        from perfetto.common.exceptions import PerfettoException
+
+        is_loaded = False
         try:
-            _load(processor, file)
-            return _answer(processor, sql)
+            while chunk := file.read(_CHUNK_BYTES):
+                if refused := processor.http.parse(chunk).error:
+                    raise InputError(f"the trace processor refuses the trace: {refused}", "Check the trace.")
+            processor.http.notify_eof()
+            is_loaded = True
+            result = processor.http.execute_query(sql)
+        except PerfettoException as error:
+            if is_loaded:
+                raise QueryError(str(error)) from error
+            raise InputError(f"the trace processor refuses the trace: {error}", "Check the trace.") from error
         except (ConnectionError, HTTPException) as error:
             raise TracepipeError(
                 f"{shell or 'The trace processor'} ended before it had answered: {error}",
                 "It may have had too little memory: `tracepipe cut` makes a smaller part.",
             ) from error
+        if result.error:
+            # Its own error begins as Python's do, which it is none of.
+            raise QueryError(result.error.removeprefix("Traceback (most recent call last):\n"))
+        columns = all_different(result.column_names)
+        # A row's values are attributes, which cannot have every name that a column can.
+        places = [f"column_{at}" for at in range(len(columns))]
+        rows = processor.QueryResultIterator(places, result.batch) if columns else ()
+        return Answer(columns, [[vars(row)[place] for place in places] for row in rows])
 
 
 def _started(shell: str) -> Any:
@@ -100,32 +119,3 @@ def _why(error: Exception) -> str:
         return str(error.strerror)
     output = str(error).partition("stderr: ")[2].partition("\nIf this is")[0].strip()
     return output.splitlines()[-1] if output else "it does not answer"
-
-
-def _load(processor: Any, file: BinaryIO) -> None:
-    from perfetto.common.exceptions import PerfettoException
-
-    try:
-        while chunk := file.read(_CHUNK_BYTES):
-            if error := processor.http.parse(chunk).error:
-                raise InputError(f"the trace processor refuses the trace: {error}", "Check the trace.")
-        processor.http.notify_eof()
-    except PerfettoException as error:
-        raise InputError(f"the trace processor refuses the trace: {error}", "Check the trace.") from error
-
-
-def _answer(processor: Any, sql: str) -> Answer:
-    from perfetto.common.exceptions import PerfettoException
-
-    try:
-        result = processor.http.execute_query(sql)
-    except PerfettoException as error:
-        raise QueryError(str(error)) from error
-    if result.error:
-        # Its own error begins as Python's do, which it is none of.
-        raise QueryError(result.error.removeprefix("Traceback (most recent call last):\n"))
-    columns = all_different(result.column_names)
-    # A row's values are attributes, which cannot have every name that a column can.
-    places = [f"column_{at}" for at in range(len(columns))]
-    rows = processor.QueryResultIterator(places, result.batch) if columns else ()
-    return Answer(columns, [[vars(row)[place] for place in places] for row in rows])
