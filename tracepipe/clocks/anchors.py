@@ -47,15 +47,11 @@ class Source:
     clocks: Clocks | None = None
     end_ns: int = 0
 
-    def at(self, clock: str) -> int | None:
-        """The reading of a host clock at the begin of the recording, ns."""
-        return self.header.start_ns(clock)
-
     def ahead_ns(self, clock: str, of: str) -> int | None:
         """The lead of one host clock over another in this recording; None where that is not known."""
         if clock == of:
             return 0
-        here, there = self.at(clock), self.at(of)
+        here, there = self.header.start_ns(clock), self.header.start_ns(of)
         return None if here is None or there is None else here - there
 
     @property
@@ -148,7 +144,7 @@ def reference(sources: Sequence[Source]) -> int:
     def known(source: Source) -> int:
         if source.clock not in HOST_CLOCKS:
             return 0
-        return 1 + sum(source.at(clock) is not None for clock in HOST_CLOCKS)
+        return 1 + sum(source.header.start_ns(clock) is not None for clock in HOST_CLOCKS)
 
     return max(range(len(sources)), key=lambda at: (known(sources[at]), -at))
 

@@ -196,12 +196,9 @@ class NativeTables(Tables):
     def _new_shape(self, shape: Shape) -> int:
         # No line has such a text.
         number = self._number(_SHAPES, repr(shape).encode("utf-8", "surrogatepass"))
-        self._set_shape(number, shape)
-        return number
-
-    def _set_shape(self, number: int, shape: Shape | None) -> None:
         assert number == len(self.shapes)
         self.shapes.append(shape)
+        return number
 
     def text_number(self, text: bytes) -> int:
         return self._number(_ARGS, text)
@@ -243,7 +240,7 @@ class NativeTables(Tables):
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
             good = good and not check.fault(record) and record["type"] not in OTHERS
             good = good and not long_texts(record)  # these are cut, with a problem
-            self._set_shape(number, shape_of(record) if good else None)
+            self.shapes.append(shape_of(record) if good else None)
             bad = bad or not good
         return bad
 

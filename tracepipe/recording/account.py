@@ -130,14 +130,11 @@ _OUTCOMES = {
 
 def account_lines(account: Account) -> Iterator[str]:
     """The lines that a person should know about a conversion, the most important last."""
-    for part in account.parts:
+    for part in account.parts or [account]:
         yield from _of_one(part)
-    if not account.parts:
-        yield from _of_one(account)
-        return
-    yield from account.outcome_lines(_OUTCOMES)
-    for note in account.notes:
-        yield f"note: {note}"
+    if account.parts:
+        yield from account.outcome_lines(_OUTCOMES)
+        yield from (f"note: {note}" for note in account.notes)
 
 
 def _of_one(account: Account) -> Iterator[str]:

@@ -214,7 +214,7 @@ class _Several:
         begins = [
             (begin_ns, anchor)
             for source, anchor in zip(sources, self.placed, strict=True)
-            if (begin_ns := source.at(source.clock)) is not None
+            if (begin_ns := source.header.start_ns(source.clock)) is not None
         ]
         start: dict[str, int] = {}
         if self.options.members:

@@ -80,7 +80,6 @@ def found(url: str) -> Found:
     """The object or folder at a URL. Raises InputError if there is none, TracepipeError, LibraryMissing."""
     fs, path = _opened(url)
     with _translated(url, _unreadable):
-        fs.invalidate_cache()
         return _found(url, fs.info(path))
 
 
@@ -88,7 +87,6 @@ def listed(url: str) -> list[Found]:
     """The objects below a folder, by URL. Raises InputError, TracepipeError, LibraryMissing."""
     fs, path = _opened(url)
     with _translated(url, _unreadable):
-        fs.invalidate_cache()
         names = fs.find(path, detail=True)
     # Some protocols list names without the host: what follows the folder is added to the URL as it was given.
     root, base = path.rstrip("/"), url.rstrip("/")
@@ -101,7 +99,6 @@ def fetched(url: str) -> Iterator[BinaryIO]:
     fs, path = _opened(url)
     with tempfile.TemporaryFile(prefix="tracepipe-") as copy:
         with _translated(url, _unreadable):
-            fs.invalidate_cache()
             there = _found(url, fs.info(path))
             if there.is_folder:
                 raise InputError(
@@ -125,7 +122,6 @@ def is_taken(url: str) -> bool:
     """
     fs, path = _opened(url)
     with _translated(url, _unwritable):
-        fs.invalidate_cache()
         try:
             there = _found(url, fs.info(path))
         except FileNotFoundError:
@@ -187,7 +183,9 @@ def _found(url: str, info: Any) -> Found:
 
 
 def _opened(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it. Raises TracepipeError, LibraryMissing."""
+    """The file system of a URL, without what it knew before, and the path in it. Raises TracepipeError,
+    LibraryMissing.
+    """
     check_url(url)
     scheme = url.partition("://")[0]
     try:
@@ -200,7 +198,9 @@ def _opened(url: str) -> tuple[Any, str]:
     known = known_implementations.get(scheme, {})
     try:
         with _translated(url, _unreadable):
-            return cast("tuple[Any, str]", url_to_fs(url))
+            fs, path = cast("tuple[Any, str]", url_to_fs(url))
+            fs.invalidate_cache()
+            return fs, path
     except ImportError as e:
         package = known.get("class", "").partition(".")[0]
         hint = f"pip install {package}" if package != "fsspec" else "Install what it names."

@@ -144,7 +144,15 @@ class Uploads:
 
         Raises what `written_recording` raises.
         """
-        file = _folder(url) / remote.name_of(url)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="tracepipe-"))
+        except OSError as e:
+            raise OutputError(
+                f"{url} cannot be recorded to {tempfile.gettempdir()} first: {e.strerror}",
+                "Free some space there, or set TMPDIR.",
+            ) from e
+        give_folder_to_caller(folder)
+        file = folder / remote.name_of(url)
         self._notify(f"{url} is recorded to {file} first")
         try:
             with written_recording(str(file), force=False, notify=self._notify) as sink:
@@ -196,16 +204,3 @@ def check(url: str, *, force: bool) -> None:
     """Raise OutputError where a recording cannot get this URL, LibraryMissing."""
     if is_url_taken(url) and not force:
         raise remote.taken(url)
-
-
-def _folder(url: str) -> Path:
-    """A new folder for a recording, that of the caller of sudo. Raises OutputError."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="tracepipe-"))
-    except OSError as e:
-        raise OutputError(
-            f"{url} cannot be recorded to {tempfile.gettempdir()} first: {e.strerror}",
-            "Free some space there, or set TMPDIR.",
-        ) from e
-    give_folder_to_caller(folder)
-    return folder
