@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ START = {"monotonic_ns": 1_000_000, "boottime_ns": 1_200_000, "realtime_ns": NOW
 
 def source(name: str, clock: str = "monotonic", start: dict[str, int] | None = None, **stated: Any) -> Source:
     return Source(name, Header(start=START if start is None else start, **stated), clock)
+
+
+def having(sources: list[Source], common: list[CommonEvents]) -> list[Source]:
+    return [replace(one, common=events) for one, events in zip(sources, common, strict=True)]
 
 
 OURS = source("ours", host="node1", boot="b1")
@@ -164,7 +169,7 @@ def refined(one: Source, kind: str, ahead_ns: int, *, base: Source = OURS, jitte
     base_ns = {key: 1_000_000 + 5_000 * key for key in range(1, 25)}
     own_ns = {key: ns + ahead_ns + jitter_ns * (key % 3 - 1) for key, ns in base_ns.items()}
     own_ns[5] += 10**9
-    return anchors([base, one], {}, [seen("a", kind, base_ns), seen("b", kind, own_ns)])[1]
+    return anchors(having([base, one], [seen("a", kind, base_ns), seen("b", kind, own_ns)]), {})[1]
 
 
 @given(
@@ -183,7 +188,7 @@ def test_the_truth_is_within_the_bound_whichever_tool_sees_a_call_from_the_insid
     lengths_ns = (inside_ns, length_ns) if is_inside else (length_ns, inside_ns)
     theirs = {key: ns + ahead_ns for key, ns in theirs.items()}
     both = [seen("a", "launches", ours, lengths_ns[0]), seen("b", "launches", theirs, lengths_ns[1])]
-    found = anchors([OURS, source("x", "trace", {})], {}, both)[1]
+    found = anchors(having([OURS, source("x", "trace", {})], both), {})[1]
     assert found.bound_ns is not None and found.bound_ns <= (before_ns + after_ns) // 2 + 1
     assert abs(found.offset_ns + ahead_ns) <= found.bound_ns
 
@@ -191,7 +196,7 @@ def test_the_truth_is_within_the_bound_whichever_tool_sees_a_call_from_the_insid
 def test_a_call_of_unknown_length_may_be_noted_late() -> None:
     times = {key: 1_000_000 + 5_000 * key for key in range(20)}
     both = [seen("a", "launches", times, NONE), seen("b", "launches", times, 3_000)]
-    assert anchors([OURS, source("x", "trace", {})], {}, both)[1].bound_ns == NOTED_NS
+    assert anchors(having([OURS, source("x", "trace", {})], both), {})[1].bound_ns == NOTED_NS
 
 
 def test_calls_without_a_number_make_an_anchor_better_that_is_not_exact() -> None:
@@ -203,7 +208,7 @@ def test_calls_without_a_number_make_an_anchor_better_that_is_not_exact() -> Non
         return made
 
     def placed(one: Source, ahead_ns: int, tool: str = "b") -> Any:
-        return anchors([OURS, one], {}, [calls("a", 0), calls(tool, ahead_ns)])[1]
+        return anchors(having([OURS, one], [calls("a", 0), calls(tool, ahead_ns)]), {})[1]
 
     found = placed(source("kineto", "realtime", {}), AT_BOOT_NS + 1_300)
     assert (found.offset_ns, found.bound_ns) == (-AT_BOOT_NS - 1_300, 0)
@@ -245,10 +250,10 @@ def test_clocks_that_do_not_agree_are_not_related() -> None:
         refined(one, "launches", 0, jitter_ns=LAUNCH_SPREAD_NS + 1)
     few = {key: 1_000 * key for key in range(7)}
     with pytest.raises(ClockError):
-        anchors([OURS, one], {}, [seen("a", "launches", few), seen("b", "launches", few)])
+        anchors(having([OURS, one], [seen("a", "launches", few), seen("b", "launches", few)]), {})
     same_tool = {key: 1_000 * key for key in range(50)}
     with pytest.raises(ClockError):
-        anchors([OURS, one], {}, [seen("a", "launches", same_tool)] * 2)
+        anchors(having([OURS, one], [seen("a", "launches", same_tool)] * 2), {})
 
 
 def test_a_recording_is_placed_by_one_that_is_placed_by_another() -> None:
@@ -257,7 +262,7 @@ def test_a_recording_is_placed_by_one_that_is_placed_by_another() -> None:
     by_rank = seen("kineto", "launches", {key: ns + 100 for key, ns in times.items()})
     by_rank.collectives.add(*columns({key: key * 7_000 for key in range(20)}))
     other = seen("kineto", "collectives", {key: key * 7_000 - 40 for key in range(20)})
-    found = anchors([ranks[1], ranks[0], OURS], {}, [other, by_rank, seen("ours", "launches", times)])
+    found = anchors(having([ranks[1], ranks[0], OURS], [other, by_rank, seen("ours", "launches", times)]), {})
     assert [one.offset_ns for one in found] == [-60, -100, 0]
     assert found[0].how == "20 collectives that rank0 recorded too"
 
@@ -312,7 +317,7 @@ def both(
 def placed(clock: Drifting, found: list[CommonEvents], span_ns: int) -> Anchor:
     first_ns, end_ns = (int(clock.shown(BEGIN_NS + at_ns)) for at_ns in (0, span_ns))
     one = Source("other", Header(start={}), "trace", first_ns, end_ns=end_ns)
-    return anchors([OURS, one], {}, found)[1]
+    return anchors(having([OURS, one], found), {})[1]
 
 
 def off_ns(clock: Drifting, anchor: Anchor, span_ns: int) -> int:
@@ -410,7 +415,7 @@ def test_a_recording_that_another_one_places_drifts_with_it() -> None:
         Source(name, Header(start={}), "trace", ahead_ns + first_ns, end_ns=ahead_ns + end_ns)
         for name, ahead_ns in (("other", 0), ("third", 70))
     ]
-    anchor = anchors([OURS, *others], {}, [*found, third])[2]
+    anchor = anchors(having([OURS, *others], [*found, third]), {})[2]
     truth_ns = BEGIN_NS + np.linspace(0, span_ns, 100).astype(np.int64)
     assert anchor.bound_ns is not None
     placed_ns = anchor.place_all(clock.shown(truth_ns) + 70)

@@ -9,7 +9,7 @@ CLOCK_REALTIME, which every machine has and NTP sets. Each relation states a bou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -36,8 +36,8 @@ _AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A recording before it is merged. Its times are put on `clock`, and are from
-    `first_ns` to `end_ns`. `clocks` relates its other clocks to that one.
+    """A recording before it is merged. Its times are put on `clock`, and are from `first_ns` to `end_ns`.
+    `clocks` relates its other clocks to that one. `common` are the events that other recordings may have too.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Source:
     first_ns: int = 0
     clocks: Clocks | None = None
     end_ns: int = 0
+    common: CommonEvents = field(default_factory=CommonEvents)
 
     def ahead_ns(self, clock: str, of: str) -> int | None:
         """The lead of one host clock over another in this recording; None where that is not known."""
@@ -149,12 +150,9 @@ def reference(sources: Sequence[Source]) -> int:
     return max(range(len(sources)), key=lambda at: (known(sources[at]), -at))
 
 
-def anchors(
-    sources: Sequence[Source], by_hand: Mapping[int, int], common: Sequence[CommonEvents] | None = None
-) -> list[Anchor]:
+def anchors(sources: Sequence[Source], by_hand: Mapping[int, int]) -> list[Anchor]:
     """The anchor of each recording on the clock of the reference. `by_hand` has offsets to add to the times
-    of some, by their places. `common` are the events of each that others may have too. Raises ClockError
-    for a recording that nothing relates to the reference.
+    of some, by their places. Raises ClockError for a recording that nothing relates to the reference.
     """
     first = reference(sources)
     base = sources[first]
@@ -163,7 +161,22 @@ def anchors(
     for at, by_ns in by_hand.items():
         alone = placed[first] if at == first else Anchor(0, None, "nothing relates its clock")
         placed[at] = (found.pop(at, None) or alone).shifted(by_ns)
-    _refine(sources, common or [CommonEvents()] * len(sources), found, placed)
+    # Recordings are placed by what placed recordings have too, and where there is none, one by its anchor.
+    new = dict(placed)
+    while found and new:
+        refined = {}
+        for at, anchor in found.items():
+            # Only the newly placed recordings are tried: the earlier ones were not enough, and do not change.
+            by_others = (_by_others(sources[at], sources[other], its, anchor) for other, its in new.items())
+            if better := [one for one in by_others if one is not None]:
+                refined[at] = min(better, key=_limit_ns)
+        if not refined:
+            known = [(at, anchor) for at, anchor in found.items() if anchor is not None]
+            refined = dict([min(known, key=lambda one: _limit_ns(one[1]))] if known else [])
+        placed.update(refined)
+        new = refined
+        for at in refined:
+            del found[at]
     for at, source in enumerate(sources):
         if at not in placed:
             raise ClockError(
@@ -178,57 +191,19 @@ def anchors(
     return [placed[at] for at in range(len(sources))]
 
 
-def _refine(
-    sources: Sequence[Source],
-    common: Sequence[CommonEvents],
-    found: dict[int, Anchor | None],
-    placed: dict[int, Anchor],
-) -> None:
-    """Place recordings by what placed recordings have too, and where there is none, one by its anchor."""
-    new = dict(placed)
-    while found:
-        refined = {}
-        for at, anchor in found.items():
-            by_others = [
-                better
-                # Only the newly placed recordings are tried: the earlier ones were not enough, and do not
-                # change.
-                for other, its in new.items()
-                if (better := _by_others(sources[at], common[at], sources[other], common[other], its, anchor))
-            ]
-            if by_others:
-                refined[at] = min(by_others, key=lambda one: _limit_ns(one))
-        if not refined:
-            refined = {at: anchor for at, anchor in found.items() if anchor is not None}
-            refined = dict([min(refined.items(), key=lambda one: _limit_ns(one[1]))]) if refined else {}
-        if not refined:
-            return
-        placed.update(refined)
-        new = refined
-        for at in refined:
-            del found[at]
-
-
 def _limit_ns(anchor: Anchor) -> int:
     """The bound of an anchor; the largest number where it is not known."""
     return TIME_LIMIT_NS if anchor.bound_ns is None else anchor.bound_ns
 
 
-def _by_others(
-    source: Source,
-    common: CommonEvents,
-    other: Source,
-    its: CommonEvents,
-    placed: Anchor,
-    anchor: Anchor | None,
-) -> Anchor | None:
+def _by_others(source: Source, other: Source, placed: Anchor, anchor: Anchor | None) -> Anchor | None:
     """The anchor of a recording by what a placed recording has too, if that tells more than its anchor: its
     bound is smaller, or it is outside of the anchor's bound.
     """
     may_be_one_host = is_one_host(source, other) is not False
     # An exact anchor needs no calls. Without an anchor it is not known which calls are the same.
     near_ns = None if anchor is None or anchor.bound_ns == 0 else placed.offset_ns - anchor.offset_ns
-    found = agreement(common, its, may_be_one_host=may_be_one_host, near_ns=near_ns)
+    found = agreement(source.common, other.common, may_be_one_host=may_be_one_host, near_ns=near_ns)
     if found is None:
         return None
     by_both = _anchor_by(found, placed, (source.first_ns, max(source.first_ns, source.end_ns)))

@@ -176,7 +176,7 @@ class _Several:
                     )
                 by_hand[at] = offset_ns
             parts = [_part(path, name, options) for path, name in zip(paths, names, strict=True)]
-            placed = anchors([part.source for part in parts], by_hand, [part.survey.common for part in parts])
+            placed = anchors([part.source for part in parts], by_hand)
         for part, anchor in zip(parts, placed, strict=True):
             # A trace cannot have times below 0.
             if part.survey.is_begun and (first_ns := part.survey.first_ns + anchor.offset_ns) < 0:
@@ -288,7 +288,13 @@ def _part(path: str, name: str, options: InputOptions, known: Mapping[str, Any] 
     with options.open(path, name if known else "", known or {}) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
         source = Source(
-            name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks, survey.end_ns
+            name,
+            opened.recording.header,
+            clocks.trace_clock,
+            survey.first_ns,
+            clocks,
+            survey.end_ns,
+            survey.common,
         )
         part = Part(source, survey, opened.source)
     # A reading leaves reference cycles, which are not collected while recordings are read (`no_collector`).
