@@ -241,27 +241,20 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
 
 def _of_one_host(source: Source, base: Source) -> Anchor | None:
     """The anchor of a recording by a clock that both recordings of one host have."""
+    bound_ns, booted = _converted_ns(source, base), (source.booted_ns, base.booted_ns)
+    # The two times of boot may differ, as a tool may name the wrong clock.
+    if not (source.header.boot and base.header.boot) and booted[0] is not None and booted[1] is not None:
+        bound_ns += abs(booted[0] - booted[1])
     if source.clock == base.clock:
         # A clock of a GPU belongs to the GPU, and a format's own clock to one recording.
         if source.clock not in HOST_CLOCKS and not source.clock.startswith("globaltimer:"):
             return None
-        bound_ns = _apart_ns(source, base) + _converted_ns(source, base)
         return Anchor(0, bound_ns, f"{source.clock} of the same host")
     for of in (base, source):
         if (ahead_ns := of.ahead_ns(base.clock, source.clock)) is not None:
-            bound_ns = SNAPSHOT_NS + _apart_ns(source, base) + _converted_ns(source, base)
-            return Anchor(
-                ahead_ns, bound_ns, f"{source.clock} of the same host, by the instant that {of.name} began"
-            )
+            how = f"{source.clock} of the same host, by the instant that {of.name} began"
+            return Anchor(ahead_ns, SNAPSHOT_NS + bound_ns, how)
     return None
-
-
-def _apart_ns(source: Source, base: Source) -> int:
-    """The distance of the boot times of two recordings of one host: a tool may name the wrong clock."""
-    booted = source.booted_ns, base.booted_ns
-    if source.header.boot and base.header.boot:
-        return 0
-    return abs(booted[0] - booted[1]) if booted[0] is not None and booted[1] is not None else 0
 
 
 def _converted_ns(source: Source, base: Source) -> int:

@@ -390,7 +390,6 @@ def _put(readings: Readings, off: Int64s, lines: Int64s, step_ns: int) -> Int64s
 
 
 _REFINED, _BAD_LENGTHS = 1, -1
-_BASE_LIMIT_NS = 1 << 62
 HAS_CLOCKS, HAS_SLOT, HAS_COUNTS = 1, 2, 4
 """Flags for the columns of a batch: those without which no finer times are found, slot, and exit_count."""
 
@@ -410,7 +409,7 @@ class NativeSmClocks:
         warps, exits = len(warps_read.entry_ns), len(warps_read.exit_ns)
         counts = (warps, exits, warps, warps, warps, exits, warps)
         addresses = [_address(column, count) for column, count in zip(warps_read, counts, strict=True)]
-        if not 0 <= base_ns < _BASE_LIMIT_NS:
+        if not 0 <= base_ns < BASE_LIMIT_NS:
             base_ns = -1  # is rejected too, where ctypes would cut the value to 64 bits
         entered, stayed = np.empty(warps, np.int64), np.empty(exits, np.int64)
         done = self._refine(

@@ -144,12 +144,10 @@ class Clocks:
                 ends_ns = self._drift.place_all(events.ts_ns + events.dur_ns)
                 events.ts_ns = self._drift.place_all(events.ts_ns)
                 events.dur_ns = np.maximum(0, ends_ns - events.ts_ns)
-            for other in others:
+            for at in np.flatnonzero(events.shape == SPECIAL).tolist() if others else ():
+                other = others[int(events.args[at])]
                 if isinstance(other, PlacedWarps):
-                    start_ns = TraceNs(other.ts_ns + self._anchor_ns)
-                    other.ts_ns = (
-                        start_ns if self._drift is None else self._drift.place(SourceNs(other.ts_ns))
-                    )
+                    other.ts_ns = int(events.ts_ns[at])
                     other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
         return TraceBatch(events, others, batch.text_bytes, places)
 
