@@ -251,9 +251,12 @@ def test_clients_that_stand_still_do_not_keep_others_out(
     with trace.open("r+b") as file:
         file.truncate(64 << 20)
     with TraceServer(trace, port=0) as server:
-        still = [socket.create_connection((serve.LOOPBACK, server.port), timeout=60) for _ in range(40)]
-        for client in still[:4]:
-            client.sendall(request(server, server.trace_path))  # and it takes nothing of the answer
+        still = []
+        for at in range(40):
+            still.append(socket.create_connection((serve.LOOPBACK, server.port), timeout=60))
+            if at < 4:
+                still[at].sendall(request(server, server.trace_path))
+                assert still[at].recv(4) == b"HTTP"  # and it takes nothing more of the answer
         # Those beyond the limit are closed at once, the others when they have sent nothing for too long.
         for client in still[4:]:
             assert client.recv(1) == b""
@@ -272,6 +275,21 @@ def test_clients_that_stand_still_do_not_keep_others_out(
         for client in still:
             client.close()
     assert capfd.readouterr().err == ""
+
+
+def test_the_oldest_connection_without_a_request_makes_room(server: TraceServer) -> None:
+    idle = [
+        socket.create_connection((serve.LOOPBACK, server.port), timeout=60)
+        for _ in range(serve._CONNECTIONS_MAX)
+    ]
+    idle[3].sendall(b"GET /half of a request")
+    for _ in range(8):
+        assert answered(server, request(server, server.trace_path, "HEAD"))[0] == 200
+    assert idle[0].recv(1) == b""
+    idle[-1].sendall(request(server, server.trace_path, "HEAD"))
+    assert idle[-1].recv(4) == b"HTTP"
+    for client in idle:
+        client.close()
 
 
 def test_a_file_that_grows_is_sent_up_to_the_announced_length(server: TraceServer) -> None:

@@ -106,6 +106,9 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.ui = ui
         self.fetched = threading.Event()
         self._free_connections = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._idle: dict[socket.socket, None] = {}
+        """The connections that have not sent a request, the oldest first."""
+        self._lock = threading.Lock()
         # The UI shows the last part of the URL unchanged as title, so nothing in it may need quoting.
         self.trace_path = f"/{secrets.token_urlsafe(16)}/{_UNSAFE.sub('_', trace.name)}"
         try:
@@ -148,23 +151,47 @@ class TraceServer(socketserver.ThreadingTCPServer):
     def process_request(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
-        """Answer on a new thread, or close the connection if there are too many."""
+        """Answer on a new thread. If there are too many, the oldest connection without a request goes, else
+        this one.
+        """
+        assert isinstance(request, socket.socket)
         if not self._free_connections.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._end_oldest_idle()
+            if not self._free_connections.acquire(timeout=_REST_S):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._idle[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no further thread can start
+            self.has_asked(request)
             self._free_connections.release()
             self.shutdown_request(request)
+
+    def _end_oldest_idle(self) -> None:
+        """End the connection that has been without a request for the longest time, if there is one."""
+        with self._lock:
+            oldest = next(iter(self._idle), None)
+            if oldest is not None:
+                del self._idle[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+
+    def has_asked(self, connection: socket.socket) -> None:
+        """Note that a connection has sent a request, or is closed."""
+        with self._lock:
+            self._idle.pop(connection, None)
 
     def process_request_thread(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
         """Answer, and make room for the next connection."""
+        assert isinstance(request, socket.socket)
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.has_asked(request)
             self._free_connections.release()
 
     def handle_error(
@@ -183,6 +210,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     sys_version = ""
     default_request_version = "HTTP/1.0"  # so that an invalid request is answered with a status
     timeout = _STANDSTILL_S
+
+    def parse_request(self) -> bool:
+        """Read a request to the end of its headers."""
+        is_good = super().parse_request()
+        self.server.has_asked(self.connection)
+        return is_good
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
