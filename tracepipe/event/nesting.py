@@ -236,17 +236,6 @@ class Row:
         """
         return bisect_left(self.ends, -ts_ns, key=lambda end: -end[0])
 
-    def takes_begin(self, ts_ns: int) -> bool:
-        """Whether a B at that time nests here."""
-        return ts_ns >= self.last_ns and not self.unfinished(ts_ns) and len(self.open) < DEPTH_MAX
-
-    def takes_slice(self, ts_ns: int, end_ns: int) -> bool:
-        """Whether an X over that time nests here."""
-        if ts_ns < self.last_ns or self.open:
-            return False
-        depth = self.unfinished(ts_ns)
-        return depth < DEPTH_MAX and (not depth or end_ns <= self.ends[depth - 1][0])
-
     def push(self, name: int, slice_id: int, at: int, flow: int) -> None:
         """Open a slice, whose begin is at a place among the operations."""
         self.open.append((name, slice_id, at, flow))
@@ -437,7 +426,14 @@ class Nesting:
         """The first of `first` and `row`'s overlap rows that takes a B or an X; else a new overlap row."""
         for at in (*first, *self._rows[row].overlap_rows):
             one = self._rows[at]
-            if one.takes_begin(ts_ns) if end_ns is None else one.takes_slice(ts_ns, end_ns):
+            if ts_ns < one.last_ns or (end_ns is not None and one.open):
+                continue
+            depth = one.unfinished(ts_ns)
+            if end_ns is None:
+                takes = not depth and len(one.open) < DEPTH_MAX
+            else:
+                takes = depth < DEPTH_MAX and (not depth or end_ns <= one.ends[depth - 1][0])
+            if takes:
                 self.outcomes.overlaps += at != row
                 return at
         self.outcomes.overlaps += 1
