@@ -306,7 +306,7 @@ def test_frames_hold_what_the_events_state(case: str) -> None:
 def test_a_relation_can_be_asked_when_nothing_refers_to_its_run() -> None:
     calls = tracepipe.load(ROOT / "fixtures/capture-h200/input.jsonl").calls
     gc.collect()
-    assert len(calls.df()) == len(calls.fetchall()) > 0
+    assert len(calls.pl()) == len(calls.fetchall()) > 0
 
 
 @pytest.mark.slow

@@ -19,10 +19,9 @@ import pwd
 import re
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +63,7 @@ class NotStopped(Exception):
 
 
 class StoppedThread:
-    """A thread of another process from its stop to `close`, by ptrace(2).
+    """A thread of another process from its stop to `release`, by ptrace(2).
 
     All calls for a thread must come from the thread of this process that stopped it. When that one ends, for
     any reason, the kernel releases the stopped thread.
@@ -87,7 +86,7 @@ class StoppedThread:
         if status >> 16 != _STOP_EVENT:
             self._signal = os.WSTOPSIG(status)
         if self._signal or os.WSTOPSIG(status) != signal.SIGTRAP:  # or a stop of its whole process
-            self.close()
+            self.release()
             raise NotStopped
 
     def go_on(self) -> None:
@@ -113,7 +112,8 @@ class StoppedThread:
         return before
 
     def call_kernel(self, at: int, number: int, *arguments: int) -> int:
-        """Make the thread execute a system call by the instruction `at`, its signals blocked; its result.
+        """Make the thread execute a system call with the instruction `at`, its signals blocked; its result.
+
         Raises OSError if the call fails, NotStopped.
         """
         before, registers = self.registers(), self.registers()
@@ -134,7 +134,7 @@ class StoppedThread:
             raise OSError(-result, os.strerror(-result))
         return result
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Release the thread."""
         self._request(_DETACH, 0, self._signal)
 
@@ -224,7 +224,9 @@ class Process:
     """A process that a library can be loaded into."""
 
     def __init__(self, pid: int, library: Path) -> None:
-        """Raises TracepipeError if there is no such process, CaptureUnavailable if it cannot be used."""
+        """Examine it. Raises TracepipeError if there is no such process, CaptureUnavailable if it cannot be
+        used.
+        """
         self.pid = pid
         if platform.machine() != "x86_64":
             raise CaptureUnavailable(
@@ -261,14 +263,7 @@ class Process:
         if registers.cs != _USER_CODE or _has_signal(self.pid, tid):
             return False
         if _signed(registers.orig_rax) < 0:
-            return any(  # neither the C library nor another allocator has this code
-                mapping.start <= registers.rip < mapping.end
-                and mapping.is_code
-                and mapping.path.startswith("/")
-                and not _OF_LIBC.fullmatch(mapping.name)
-                and "malloc" not in self._exported(mapping)
-                for mapping in self._mappings
-            )
+            return self._is_outside_libc(registers.rip)
         return registers.orig_rax in _WAITING_CALLS and _is_harmless(registers.orig_rax, registers.rsi)
 
     def restored(self, tid: int, registers: Registers) -> Registers:
@@ -366,6 +361,15 @@ class Process:
             self._exports[mapping.path] = found
         return self._exports[mapping.path]
 
+    def _is_outside_libc(self, address: int) -> bool:
+        """Whether this code is neither the C library's nor that of another allocator."""
+        for mapping in self._mappings:
+            if mapping.start <= address < mapping.end and mapping.is_code:
+                if not mapping.path.startswith("/") or _OF_LIBC.fullmatch(mapping.name):
+                    return False
+                return "malloc" not in self._exported(mapping)
+        return False
+
 
 def _has_signal(pid: int, tid: int) -> bool:
     """Whether a thread has a pending signal, for which its system call returns."""
@@ -453,21 +457,39 @@ def enter(pid: int, library: Path, entry: str, argument: str, meanwhile: Callabl
     return _outcome(pid, library, _begin(process, fields), meanwhile)
 
 
-def _detour(process: Process, tid: int, fields: dict[int, bytes]) -> int:
-    """Send a thread of a process through the detour. Returns the address of the new thread's data; 0 if the
-    thread could not be used where it was stopped. Raises OSError, TracepipeError.
-    """
-    started = 0
-    with suppress(NotStopped), closing(StoppedThread(tid)) as thread:
-        registers = thread.registers()
-        if not process.is_good_place(tid, registers):
-            thread.set_registers(process.restored(tid, registers))
-            return 0
+class _Try(threading.Thread):
+    """An attempt to send a thread of a process through the detour; ptrace needs a separate thread for it."""
+
+    def __init__(self, process: Process, tid: int, fields: dict[int, bytes]) -> None:
+        super().__init__(name="tracepipe-attach", daemon=True)
+        self._process, self._tid, self._fields = process, tid, fields
+        self.region = 0
+        """The address of the new thread's data; 0 if the thread could not be used where it was stopped."""
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            thread = StoppedThread(self._tid)
+            try:
+                self._detour(thread)
+            finally:
+                thread.release()
+        except NotStopped:
+            pass
+        except (OSError, TracepipeError) as error:
+            self.error = error
+
+    def _detour(self, thread: StoppedThread) -> None:
+        """Run the detour; `thread` is stopped before and afterwards."""
+        process, registers = self._process, thread.registers()
+        if not process.is_good_place(self._tid, registers):
+            thread.set_registers(process.restored(self._tid, registers))
+            return
         at, signals, region = process.syscall_instruction(), thread.swap_signals(ALL_SIGNALS), 0
         try:
             region = thread.call_kernel(at, _MMAP, 0, _REGION, _READ_WRITE, _PRIVATE_ANONYMOUS, -1, 0)
             data = region + _PAGE
-            _write(process, region, fields, process.resumption(registers), signals)
+            self._write(region, process.resumption(registers), signals)
             thread.call_kernel(at, _MPROTECT, region, _PAGE, _READ_EXECUTE)
             there = Registers.from_buffer_copy(registers)
             there.rip, there.orig_rax, there.rbx, there.rsp = region, NO_CALL, data, data + _STACK_END - 16
@@ -475,53 +497,51 @@ def _detour(process: Process, tid: int, fields: dict[int, bytes]) -> int:
         except BaseException:
             if region:
                 thread.call_kernel(at, _MUNMAP, region, _REGION)
-            thread.swap_signals(signals)
-            thread.set_registers(process.restored(tid, registers))
+            self._restore(thread, registers, signals)
             raise
-        started = data
+        self.region = data
         thread.go_on()
         by_s = time.monotonic() + _DETOUR_S
         while not any(read_memory(process.pid, data + _WAITS, 4)) and time.monotonic() < by_s:
             time.sleep(_LOOK_S)
         thread.stop()
         if any(read_memory(process.pid, data + _WAITS, 4)) and region <= thread.registers().rip < data:
-            thread.swap_signals(signals)
-            thread.set_registers(process.restored(tid, registers))
-    return started
+            self._restore(thread, registers, signals)
 
+    def _restore(self, thread: StoppedThread, registers: Registers, signals: int) -> None:
+        thread.swap_signals(signals)
+        thread.set_registers(self._process.restored(self._tid, registers))
 
-def _write(process: Process, region: int, fields: dict[int, bytes], resumed: Registers, signals: int) -> None:
-    """Write the code, the data and the start of the stack into the process."""
-    data, pid = bytearray(_PAGE), process.pid
-    _OUTCOME.pack_into(data, _STATE, 0, _NOT_CREATED, 0)
-    struct.pack_into("<Q", data, _SIGNALS, signals)
-    struct.pack_into(f"<{len(FUNCTIONS)}Q", data, _FUNCTIONS_AT, *map(process.functions.get, FUNCTIONS))
-    struct.pack_into(f"<{len(_SAVED)}Q", data, _SAVED_AT, *(getattr(resumed, name) for name in _SAVED))
-    for at, text in fields.items():
-        data[at : at + len(text)] = text
-    write_memory(pid, region, CODE)
-    write_memory(pid, region + _PAGE, bytes(data))
-    write_memory(pid, region + _PAGE + _STACK_END - 16, struct.pack("<Q", resumed.eflags))
+    def _write(self, region: int, resumed: Registers, signals: int) -> None:
+        data = bytearray(_PAGE)
+        _OUTCOME.pack_into(data, _STATE, 0, _NOT_CREATED, 0)
+        struct.pack_into("<Q", data, _SIGNALS, signals)
+        addresses = [self._process.functions[name] for name in FUNCTIONS]
+        struct.pack_into(f"<{len(addresses)}Q", data, _FUNCTIONS_AT, *addresses)
+        struct.pack_into(f"<{len(_SAVED)}Q", data, _SAVED_AT, *(getattr(resumed, name) for name in _SAVED))
+        for at, text in self._fields.items():
+            data[at : at + len(text)] = text
+        pid = self._process.pid
+        write_memory(pid, region, CODE)
+        write_memory(pid, region + _PAGE, bytes(data))
+        write_memory(pid, region + _PAGE + _STACK_END - 16, struct.pack("<Q", resumed.eflags))
 
 
 def _begin(process: Process, fields: dict[int, bytes]) -> int:
-    """Send a thread through the detour; returns the address of its data. Raises TracepipeError."""
+    """Send a thread through the detour, and return the address of its data. Raises CaptureUnavailable,
+    TracepipeError.
+    """
     by_s = time.monotonic() + _TRY_S
     while time.monotonic() < by_s:
         for tid in process.threads():
-            try:
-                with ThreadPoolExecutor(1) as attempt:  # ptrace needs a thread of its own for each
-                    data = attempt.submit(_detour, process, tid, fields).result()
-            except (OSError, TracepipeError) as error:
+            attempt = _Try(process, tid, fields)
+            attempt.start()
+            attempt.join()
+            if attempt.error is not None:
                 process.check_status()
-                if not isinstance(error, OSError):
-                    raise
-                raise CaptureUnavailable(
-                    f"Process {process.pid} may not be interrupted: {error.strerror}.",
-                    "Set /proc/sys/kernel/yama/ptrace_scope to 0, or run it as root with CAP_SYS_PTRACE.",
-                ) from None
-            if data:
-                return data
+                raise _refused(process.pid, attempt.error)
+            if attempt.region:
+                return attempt.region
         time.sleep(_PAUSE_S)
     raise CaptureUnavailable(
         f"No thread of process {process.pid} reached a place where it can be interrupted.", "Try again."
@@ -558,3 +578,12 @@ def _outcome(pid: int, library: Path, data: int, meanwhile: Callable[[], object]
         f"Process {pid} has not loaded {library} in {_LOAD_S:.0f} s. It continues without being recorded.",
         "Check whether it is stopped, or is starting programs.",
     )
+
+
+def _refused(pid: int, error: Exception) -> Exception:
+    if isinstance(error, OSError):
+        return CaptureUnavailable(
+            f"Process {pid} may not be interrupted: {error.strerror}.",
+            "Set /proc/sys/kernel/yama/ptrace_scope to 0, or run it as root with CAP_SYS_PTRACE.",
+        )
+    return error
