@@ -115,10 +115,10 @@ def query_dataset(path: str, sql: str) -> Iterator[Rows]:
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as scratch:
         folder = Path(scratch)
         link = folder / _DATASET
-        link.symlink_to(dataset.folder.absolute(), target_is_directory=True)
         memory_mb = _MEMORY_MB + threads * _MEMORY_OF_THREAD_MB
         connection = connect(":memory:", folder, memory_mb=memory_mb, threads=threads)
         try:
+            link.symlink_to(dataset.folder.absolute(), target_is_directory=True)
             with _translated(str(link), path):
                 connection.execute("set allow_community_extensions = false")
                 _open_only(connection, folder)
