@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
+
+SQLITE_SIDECARS: Final = ("-wal", "-journal")
+"""The endings of the files that SQLite has next to a database while it writes: `run.sqlite-wal`."""
+Identity = tuple[tuple[int, int, int, int] | None, ...]
 
 
 def is_file(path: str | Path) -> bool:
@@ -31,6 +36,22 @@ def is_same(path: str | Path, other: str | Path) -> bool:
         return os.path.samefile(path, other)  # noqa: PTH121
     except OSError:
         return False
+
+
+def identity(path: str | Path) -> Identity:
+    """Device, inode, size and time of a file, and of each of `SQLITE_SIDECARS` next to it, None for one that
+    is not there. One of these numbers changes when the content does. Raises OSError.
+    """
+    found: list[tuple[int, int, int, int] | None] = []
+    for ending in ("", *SQLITE_SIDECARS):
+        try:
+            one = Path(f"{path}{ending}").stat()
+            found.append((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns))
+        except FileNotFoundError:
+            if not ending:
+                raise
+            found.append(None)
+    return tuple(found)
 
 
 def fitting(folder: Path, pattern: str) -> list[Path]:

@@ -104,8 +104,10 @@ def make(
     """
     from tracepipe.recording.outputs import default_output, replacing, replacing_folder
 
-    beside = {name: path for name in report.beside if (path := getattr(options, name))}
-    if needs := dict.fromkeys([*report.needs, *(one for name in beside for one in report.beside[name])]):
+    companions = {name: path for name in report.companions if (path := getattr(options, name))}
+    if needs := dict.fromkeys(
+        [*report.needs, *(one for name in companions for one in report.companions[name])]
+    ):
         from tracepipe.libraries import require
 
         require(report.name, needs)
@@ -116,7 +118,7 @@ def make(
         of_job = JobOptions() if top is None else JobOptions(top=top)
         return make_of_job(first, target, of_job, force=force)
     # The recordings that options name come after the inputs; their format is that of their content.
-    found = partial(_run, report, [*inputs, *([path] for path in beside.values())], options, how, showing)
+    found = partial(_run, report, [*inputs, *([path] for path in companions.values())], options, how, showing)
     if report.output is None:
         facts, result = found()
         return Made(report.name, result, facts)
@@ -186,8 +188,8 @@ def _run(
         result = report.run(*loads, options)
     else:
         runs = [load_it() for (load_it,) in loads]
-        beside = [name for name in report.beside if getattr(options, name)]
-        result = report.run(*runs[:inputs], options, **dict(zip(beside, runs[inputs:], strict=True)))
+        companions = [name for name in report.companions if getattr(options, name)]
+        result = report.run(*runs[:inputs], options, **dict(zip(companions, runs[inputs:], strict=True)))
     return [facts[place] for place in sorted(facts)], result
 
 

@@ -78,7 +78,7 @@ def _command(report: Report) -> Callable[..., None]:
         )
         named = [
             *(path for some in inputs for path in some),
-            *(getattr(options, one) for one in report.beside),
+            *(getattr(options, one) for one in report.companions),
         ]
         if named.count(STANDARD) > 1:
             raise Misuse("Standard input can be read only once.")

@@ -18,15 +18,14 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import BinaryIO, Final
 
+from tracepipe import paths
 from tracepipe.errors import InputError
 
-_SIDECARS: Final = ("-wal", "-journal")
 # A journal of a transaction of several databases ends with this, and names a file with their names before it:
 # SQLite would look for that file, and remove it.
 _MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _TRIES: Final = 3
 _AGAIN: Final = "Wait until the exporter has ended, or export it again."
-Identity = tuple[tuple[int, int, int, int] | None, ...]
 
 
 def recovered(file: Path) -> Path | None:
@@ -36,33 +35,26 @@ def recovered(file: Path) -> Path | None:
     Raises InputError where its files cannot be copied.
     """
     try:
-        left = [one for one in _SIDECARS if _is_left(file, one)]
-        for _ in range(_TRIES if left else 0):
-            before = _identity(file)
+        # After a transaction a journal is empty, or begins with zeros.
+        if not _first_byte(file, "-wal") and _first_byte(file, "-journal") in (b"", b"\0"):
+            return None
+        for _ in range(_TRIES):
+            before = paths.identity(file)
             folder = _copied(file, before)
-            if _identity(file) == before:
+            if paths.identity(file) == before:
                 return Path(folder.name, file.name)
     except OSError as e:
         raise InputError(f"cannot be recovered: {e.strerror}: {e.filename}", _AGAIN) from e
-    if left:
-        raise InputError("changes while it is read: its exporter still writes it", _AGAIN)
-    return None
+    raise InputError("changes while it is read: its exporter still writes it", _AGAIN)
 
 
-def _is_left(file: Path, sidecar: str) -> bool:
-    """Whether a file beside the database has pages of a transaction. Raises OSError and InputError."""
+def _first_byte(file: Path, ending: str) -> bytes:
+    """The first byte of a file next to the database, empty where there is none. Raises OSError."""
     try:
-        with _opened(Path(f"{file}{sidecar}")) as opened:
-            first = opened.read(1)
-            # Where a transaction has ended, its journal is empty, or begins with zeros.
-            if sidecar == "-wal" or first in (b"", b"\0"):
-                return sidecar == "-wal" and first != b""
-            opened.seek(-min(len(_MAGIC), os.fstat(opened.fileno()).st_size), os.SEEK_END)
-            if opened.read() == _MAGIC:
-                raise InputError(f"cannot be recovered: {file.name}{sidecar} is of several databases", _AGAIN)
-            return True
+        with _opened(Path(f"{file}{ending}")) as opened:
+            return opened.read(1)
     except FileNotFoundError:
-        return False
+        return b""
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -74,28 +66,23 @@ def _opened(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def _identity(file: Path) -> Identity:
-    """Device, inode, size and time of each file: one of them changes when a file does."""
-    found: list[tuple[int, int, int, int] | None] = []
-    for ending in ("", *_SIDECARS):
-        try:
-            one = Path(f"{file}{ending}").stat()
-            found.append((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns))
-        except FileNotFoundError:
-            found.append(None)
-    return tuple(found)
-
-
 # A database is opened twice: to look what it is, and to read it.
 @lru_cache(maxsize=2)
-def _copied(file: Path, identity: Identity) -> tempfile.TemporaryDirectory[str]:
-    """A folder with copies of the files that are there. Raises OSError."""
+def _copied(file: Path, identity: paths.Identity) -> tempfile.TemporaryDirectory[str]:
+    """A folder with copies of the files that are there. Raises OSError, and InputError for a journal of
+    several databases.
+    """
     folder = tempfile.TemporaryDirectory(prefix="tracepipe-")
-    for ending, found in zip(("", *_SIDECARS), identity, strict=True):
-        if found is not None:
-            with (
-                _opened(Path(f"{file}{ending}")) as source,
-                Path(folder.name, file.name + ending).open("wb") as out,
-            ):
-                copyfileobj(source, out)
+    for ending, found in zip(("", *paths.SQLITE_SIDECARS), identity, strict=True):
+        if found is None:
+            continue
+        with (
+            _opened(Path(f"{file}{ending}")) as source,
+            Path(folder.name, file.name + ending).open("w+b") as copy,
+        ):
+            copyfileobj(source, copy)
+            # The copy is examined, as its owner may replace the journal at any time.
+            copy.seek(-min(len(_MAGIC), copy.tell()), os.SEEK_END)
+            if ending == "-journal" and copy.read() == _MAGIC:
+                raise InputError(f"cannot be recovered: {file.name}-journal is of several databases", _AGAIN)
     return folder

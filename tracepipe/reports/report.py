@@ -171,8 +171,8 @@ class Report:
     on the terminal. With `takes_several`, each input may be several recordings, and `run` gets for each input
     a list of functions that read one recording. `suits` returns whether the report is shown on the page of a
     recording; it is asked only of the reports of that page. `needs` lists the packages of the extra `reports`
-    that the report requires. `beside` has the options that name another recording, each with the packages
-    that are required then: `run` gets its Run as an argument of that name.
+    that the report requires. `companions` has the options that name a second recording to be read, each with
+    the packages that it requires: `run` gets the Run of that recording as an argument of that name.
     """
 
     name: str
@@ -183,4 +183,4 @@ class Report:
     takes_several: bool = False
     suits: Callable[[Any], bool] = lambda run: True
     needs: tuple[str, ...] = ()
-    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

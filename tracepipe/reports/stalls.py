@@ -215,5 +215,5 @@ REPORT = Report(
     Options,
     run,
     suits=lambda run: len(run.stall_table) > 0,
-    beside={"warps": ("scipy",)},
+    companions={"warps": ("scipy",)},
 )

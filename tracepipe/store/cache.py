@@ -20,11 +20,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tracepipe import __version__
+from tracepipe import __version__, paths
 from tracepipe.recording.remote import is_url
 from tracepipe.store.schema import VERSION
 
@@ -58,15 +57,11 @@ def cache_folder() -> Path | None:
 def key_of(path: str, how: Mapping[str, object]) -> str | None:
     """The key of a recording that is read with these options; None for one that is not kept."""
     try:
-        found = Path(path).stat()
+        found, identity = Path(path).stat(), paths.identity(path)
     except (OSError, ValueError):
         return None
     if is_url(path) or not stat.S_ISREG(found.st_mode) or found.st_size < _LEAST_BYTES:
         return None
-    identity = [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
-    for sidecar in Path(path + "-wal"), Path(path + "-journal"):  # of a database that was not closed
-        with suppress(OSError):
-            identity += [sidecar.stat().st_size, sidecar.stat().st_mtime_ns]
     parts = [__version__, VERSION, os.path.realpath(path), path, *identity, sorted(how.items())]
     return hashlib.sha256(json.dumps(parts, default=str).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

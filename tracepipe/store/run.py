@@ -134,8 +134,7 @@ class Layer:
     @cached_property
     def has_length(self) -> Bools:
         """Flags the rows whose length is known."""
-        known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
-        return known
+        return self.rows(slice(None)).has_length
 
     @property
     def is_call(self) -> Bools:

@@ -18,13 +18,12 @@ from tracepipe.event.model import Footer, Header, Problem
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.recording.account import Account
-from tracepipe.store.tables import MEMORY_MB_MAX, connect_to_ask
+from tracepipe.store.tables import connect_to_ask, more_memory
 
 # The rows that are fetched at a time.
 _ROWS_AT_ONCE = 1 << 20
-# What DuckDB may use for questions at first, of which it keeps the tables that it read; a question that
-# needs more
-# gets more. It takes some 70 MB that it does not count.
+# The memory that DuckDB may use for questions at first. It holds the parts of tables that were read. A
+# question that needs more gets more. DuckDB takes some 70 MB in addition, which it does not count.
 _MEMORY_MB: Final = 32
 
 
@@ -105,10 +104,7 @@ class Store:
             try:
                 return question()
             except duckdb.OutOfMemoryException as error:
-                if self._memory_mb > MEMORY_MB_MAX or "bad allocation" in str(error):
-                    raise MemoryError from error
-                self._memory_mb *= 4
-                self._con.execute(f"set memory_limit = '{self._memory_mb}MB'")
+                self._memory_mb = more_memory(self._con, self._memory_mb, error)
 
     def columns(self, sql: str, **tables: Mapping[str, Any]) -> dict[str, Any]:
         """The columns of an answer as numpy arrays, with `tables` as in `rows`. Numbers must not be null."""

@@ -26,7 +26,7 @@ _ROWS_A_COMMIT: Final = 500_000
 # What DuckDB may use. It takes some 70 MB more, which it does not count.
 _WRITING_MB: Final = 100
 # The most that it may ever use.
-MEMORY_MB_MAX: Final = 64_000
+_MEMORY_MB_MAX: Final = 64_000
 _TEXTS_AT_ONCE: Final = 1 << 14
 _RENUMBERED_AT_ONCE: Final = 1 << 17
 _RENUMBERED: Final = ("id", "parent", "depth", "top")
@@ -66,6 +66,16 @@ def connect_to_ask(folder: Path, *, memory_mb: int) -> Any:
     except duckdb.Error as e:
         raise OutputError(f"cannot open the tables of a recording: {_first_line(e)}", "") from e
     return con
+
+
+def more_memory(connection: Any, memory_mb: int, error: Exception) -> int:
+    """Let DuckDB use four times `memory_mb` after an error, as that was too little. Return the new limit.
+    Raises MemoryError where the machine has no more.
+    """
+    if memory_mb > _MEMORY_MB_MAX or "bad allocation" in str(error):
+        raise MemoryError(_first_line(error)) from error
+    connection.execute(f"set memory_limit = '{4 * memory_mb}MB'")
+    return 4 * memory_mb
 
 
 def object_column(values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -178,18 +188,15 @@ class Writer:
         import duckdb
 
         memory_mb = _WRITING_MB
+        self._execute("commit")
         while True:
-            self._execute("commit")
             self._execute("begin")
             try:
                 self._con.execute(sql)
                 return
             except duckdb.OutOfMemoryException as e:
-                if memory_mb > MEMORY_MB_MAX or "bad allocation" in str(e):
-                    raise MemoryError(_first_line(e)) from e
                 self._execute("rollback")
-                self._execute(f"set memory_limit = '{(memory_mb := memory_mb * 4)}MB'")
-                self._execute("begin")
+                memory_mb = more_memory(self._con, memory_mb, e)
             except duckdb.Error as e:
                 raise _refused(e) from e
 

@@ -231,7 +231,7 @@ _MARK: Final = -(1 << 63)
 
 
 def create(run: Run) -> None:
-    """Create the views, and the tables that they need beside those of the store."""
+    """Create the views, and the tables that they need in addition to those of the store."""
     con = run.store.connection
     con.execute("create schema tracepipe")  # of the tables that no question is about
     con.execute(f"create table tracepipe.args_values ({typed(_OF_ARGS)})")

@@ -569,7 +569,7 @@ class RecordStream:
         """Record no more; what is still sent is collected until `is_over`."""
 
     def is_over(self) -> bool:
-        """Whether nothing more comes, besides what is in the channel."""
+        """Whether nothing more comes but what is in the channel."""
         return True
 
     def close(self) -> None:
@@ -577,8 +577,8 @@ class RecordStream:
 
 
 class GpuEngine:
-    """Records what the GPUs of a command do: a channel that its processes find by their environment, and the
-    streams of records in it and beside it.
+    """Records what the GPUs of a command do. It has a channel, which the command's processes find by their
+    environment, and streams of records: some come through the channel, others from processes of tracepipe.
     """
 
     def __init__(
