@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.native.targets import TARGETS
@@ -27,8 +30,10 @@ from tracepipe.native import build
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 MEMORY = ("-include", str(Path(__file__).with_name("failing_memory.h")))
-# Beyond its time a process starts and finishes its case: Python and NumPy load slowly under a sanitizer.
+# Beyond its time a process starts and finishes its case: Python and NumPy load slowly under a sanitizer. The
+# limit is processor time, as a busy machine gives little of it. A process that waits for ever uses none.
 GRACE_S = 60
+WAITS_S = 1800
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,11 @@ def run(made: Sanitized, target: str, seed: int, seconds: float, case: int | Non
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=seconds + GRACE_S,
+            timeout=WAITS_S,
+            preexec_fn=partial(_limit, int(seconds) + GRACE_S),
         )
         failed, messages = done.returncode != 0, done.stdout + done.stderr
-        how = f"exit status {done.returncode}"
+        how = "it does not end" if done.returncode == -signal.SIGXCPU else f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
         failed, messages, how = True, "", "it does not end"
     at = place.read_text().strip() if place.exists() else "?"
@@ -89,6 +95,12 @@ def run(made: Sanitized, target: str, seed: int, seconds: float, case: int | Non
         return ""
     again = f"python -m tests.native.sanitize --only {target} --seed {seed} --case {at}"
     return f"{_of_the_core(messages)}\n{target}: {how} in case {at}; again: {again}"
+
+
+def _limit(seconds: int) -> None:
+    """The processor time of this process, which a signal ends then."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _of_the_core(message: str) -> str:
