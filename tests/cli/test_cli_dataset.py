@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import polars as pl
 import pytest
 
 from tests.cli.test_output import piped
+from tests.support import nsys_export
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tracepipe.dataset.build import build
@@ -180,6 +183,22 @@ def test_what_has_not_changed_is_not_read_again(job: tuple[SimulatedJob, Path], 
         name for name in after if "rank=2" in name or "alignment" in name
     }
     assert layer(folder, "ranks").sort("rank")["kernels"][2] < 68
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_change_next_to_a_database_is_one_of_it(tmp_path: Path) -> None:
+    path = nsys_export.make(tmp_path / "0.sqlite", nsys_export.tables())
+    kernels, folder = "CUPTI_ACTIVITY_KIND_KERNEL", str(tmp_path / "ds")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("pragma journal_mode = wal")
+        before, found = path.stat(), []
+        for _ in range(2):
+            connection.execute(f"insert into {kernels} select * from {kernels}")
+            found += [one.rank.kernels for one in build([str(path)], folder, jobs=1).written]
+            assert build([str(path)], folder, jobs=1).unchanged == 1
+        assert path.stat().st_mtime_ns == before.st_mtime_ns
+    first, second = found
+    assert second > first > 0
 
 
 @pytest.mark.usefixtures("inline")

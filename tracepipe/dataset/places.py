@@ -86,7 +86,8 @@ def read_rows(path: Path, columns: str = "*") -> list[dict[str, Any]]:
 
 class Source(NamedTuple):
     """A recording at a path or URL: when it has other values, it was recorded again. A file has the time of
-    its last change, and an object its version, "" where its store gives it none.
+    its last change, and an object its version, "" where its store gives it none. A database is one with the
+    files that SQLite has next to it while it writes: all their bytes, and the last change of any.
     """
 
     path: str
@@ -99,8 +100,8 @@ class Source(NamedTuple):
         """The recording at a path or URL. Raises OSError, TracepipeError."""
         if remote.is_url(path):
             return cls.of_object(remote.found(path))
-        found = Path(path).stat()
-        return cls(path, found.st_size, found.st_mtime_ns)
+        *_, sizes, times = zip(*filter(None, paths.identity(path)), strict=True)
+        return cls(path, sum(sizes), max(times))
 
     @classmethod
     def of_object(cls, found: remote.Found) -> Source:
