@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pwd
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +22,7 @@ from tracepipe.tracer.find.resolve import resolve
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
+EACH = "for (int file = 3; file < 30; file++) write(file, text, sizeof text);"
 LIBRARY = """
 #include <stdio.h>
 #include <string.h>
@@ -91,14 +95,19 @@ def test_functions_that_are_not_exported(tmp_path: Path) -> None:
         ("for (;;) pause();", "no answer in time"),
         ("_exit(0);", "Expecting value"),
         ("exit(3);", "ended with 3"),
+        # One of these descriptors is that of the answer.
+        (f"memset(text, '[', sizeof text); for (;;) {EACH}", "it writes without end"),
+        (f"memset(text, '[', sizeof text); {EACH} _exit(0);", "recursion"),
     ],
 )
 def test_a_library_that_cannot_be_asked_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str
 ) -> None:
     monkeypatch.setattr(functions, "_TIMEOUT_S", 0.5)
-    start = f"__attribute__((constructor)) static void start(void) {{ {body} }}"
-    path = build(tmp_path, f"#include <stdlib.h>\n#include <unistd.h>\n{start}\n{LIBRARY}")
+    start = f"static char text[1 << 16]; __attribute__((constructor)) static void start(void) {{ {body} }}"
+    path = build(
+        tmp_path, f"#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n{start}\n{LIBRARY}"
+    )
     notes: list[str] = []
     assert handed_out(path, ["cuInit"], notes.append) == []
     (note,) = notes
@@ -134,17 +143,24 @@ def test_answers_that_make_no_sense_are_left_out(
     path, notes = tmp_path / "libcuda.so.1", list[str]()
     path.write_bytes(bytes(4096))
     for given, found in ((answer, []), ([["cuInit", 0, 64]], [("cuInit", 64)])):
-        monkeypatch.setattr(functions, "_ask", lambda task, given=given: given)
+        monkeypatch.setattr(functions, "answer", lambda *_, given=given, **__: json.dumps(given).encode())
         assert handed_out(str(path), {"cuInit"}, notes.append) == found
     assert not notes
 
 
 def test_the_user_as_which_the_library_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = build(tmp_path)
+    own = os.stat(build(tmp_path))
     monkeypatch.setattr(functions.os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_UID", "65534")
-    assert functions._user(path)["user"] == 65534
+    roots = os.stat("/proc/version")
+    assert functions._user(roots)["user"] == 65534
+    stranger = pwd.getpwnam("daemon").pw_uid
+    strangers = os.stat_result((0o100755, 1, 1, 1, stranger, stranger, 4096, 0, 0, 0))
+    assert functions._user(strangers)["user"] == stranger, "nobody else runs that user's code"
     monkeypatch.setenv("SUDO_UID", "0")
-    assert functions._user("/proc/version") == {}, "which is root's"
+    assert functions._user(roots) == {}
+    for mode, group in ((0o100666, 0), (0o100664, 5)):
+        with pytest.raises(ValueError, match="other users can write it"):
+            functions._user(os.stat_result((mode, 1, 1, 1, 0, group, 4096, 0, 0, 0)))
     monkeypatch.setattr(functions.os, "geteuid", lambda: 1000)
-    assert functions._user(path) == {}
+    assert functions._user(own) == {}

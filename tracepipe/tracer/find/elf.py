@@ -1,21 +1,22 @@
 """Reads the parts of an ELF file that capture needs: functions, needed libraries, search paths.
 
 Layouts from the ELF-64 object file format, little-endian only. Sections give the symbols: `.dynsym` stays in
-stripped libraries, `.symtab` has a program's own functions. The file is mapped, not read: NVIDIA's libraries
-are up to 100 MB.
+stripped libraries, `.symtab` has a program's own functions. Files belong to anybody: every table has its
+bound, and is read once, whatever the file states of it.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from itertools import chain
 
 from tracepipe.errors import InputError
+from tracepipe.tracer.find.foreign import ForeignFile, Readable
 
 # Elf64_Ehdr:  ident[16] type machine version entry phoff shoff flags ehsize phentsize phnum shentsize shnum …
 _EHDR = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -33,7 +34,14 @@ _SHT_NOBITS = 8
 _EM_CUDA = 190
 _STT_FUNC = 2  # not STT_GNU_IFUNC (10), which is a resolver, not the function
 _SHN_LORESERVE = 0xFF00  # values from here on are not section indexes
-_DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
+
+# The bounds are far above what a large library has: libLLVM has 0.2 million functions with names of 17 MB.
+_SYMBOLS_MAX, _FUNCTIONS_MAX, _NEEDED_MAX, _ENTRIES_MAX = 1 << 23, 1 << 20, 1 << 11, 1 << 14
+# Longer names are cut. Kernels and search paths have long ones.
+_NAME_BYTES, _LONG_NAME_BYTES = 1 << 12, 1 << 16
+_NAMES_BYTES = 1 << 27  # of all names in a table together
+_ROWS_AT_ONCE, _WINDOW_BYTES = 1 << 15, 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +58,11 @@ class Dynamic:
 class Section:
     """A section of a file: offset and size of its contents in bytes, and its references to others."""
 
-    number: int
+    name_at: int
     kind: int
     offset: int
     size: int
     link: int
-    info: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,53 +73,59 @@ class _Segment:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A symbol: its name, its type, and st_other, whose meaning the processor's ABI defines."""
-
-    name: str
-    kind: int
-    other: int
-
-
-def mapped(path: str, hint: str = "Give a shared library.") -> mmap.mmap:
-    """The contents of a file. Raises InputError if it is empty, OSError."""
-    with Path(path).open("rb") as file:
-        try:
-            return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        except ValueError:
-            raise InputError("empty file", hint, path=path) from None
-
-
 class Elf:
-    """A 64-bit little-endian ELF file, mapped while in use as a context. Raises InputError for others."""
+    """A 64-bit little-endian ELF file, open while in use as a context. Raises InputError for others, and for
+    one that is damaged, or changes meanwhile.
+    """
 
-    def __init__(self, path: str, data: bytes | None = None) -> None:
-        """Read the file, or `data`, which was found in it."""
+    def __init__(self, path: str, content: Readable | None = None) -> None:
+        """Read the file, or `content`, which was found in it."""
         self.path = path
-        self._data = mapped(path) if data is None else data
-        if self._data[:4] != b"\x7fELF":
-            raise InputError("not an ELF file", "Give a shared library or a program.", path=path)
-        if self._data[4:6] != b"\x02\x01":
+        self._opened = ForeignFile(path) if content is None else None
+        self._file: Readable = content or self._opened  # type: ignore[assignment]
+        try:
+            self._read_header()
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
+
+    def _read_header(self) -> None:
+        head = self._file.read(0, min(_EHDR.size, self._file.size))
+        if head[:4] != b"\x7fELF":
+            raise InputError("not an ELF file", "Give a shared library or a program.", path=self.path)
+        if head[4:6] != b"\x02\x01":
             raise InputError(
-                "not a 64-bit little-endian ELF file", "Give one, as only those can be traced.", path=path
+                "not a 64-bit little-endian ELF file",
+                "Give one, as only those can be traced.",
+                path=self.path,
             )
         with self._damage("table of segments"):
-            header = _EHDR.unpack_from(self._data)
+            header = _EHDR.unpack(head)
             self._machine, self._section_offset, self._section_count = header[2], header[6], header[12]
             self._names_at = header[13]
-            self.flags, self.abi_version = header[7], self._data[8]
-            self._segments = [
+            self.flags, self.abi_version = header[7], head[8]
+            segments = [
                 _Segment(fields[0], fields[2], fields[3], fields[5])
                 for fields in self._rows(_PHDR, header[5], header[10])
             ]
+        # The linker wants them in this order too.
+        self._loaded = sorted(
+            (one for one in segments if one.kind == _PT_LOAD), key=lambda one: (one.address, one.size)
+        )
+        self._addresses = [one.address for one in self._loaded]
+        self._dynamic = next((one for one in segments if one.kind == _PT_DYNAMIC), None)
 
     def __enter__(self) -> Elf:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if isinstance(self._data, mmap.mmap):
-            self._data.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._opened is not None:
+            self._opened.__exit__(kind)
+
+    @property
+    def file_id(self) -> tuple[int, int]:
+        """Device and inode of the file that was opened."""
+        return (0, 0) if self._opened is None else (self._opened.status.st_dev, self._opened.status.st_ino)
 
     @property
     def is_gpu_code(self) -> bool:
@@ -123,58 +136,52 @@ class Elf:
     def sections(self) -> dict[str, Section]:
         """The sections by name."""
         with self._damage("table of sections"):
-            rows = list(self._rows(_SHDR, self._section_offset, self._section_count))
+            rows = self._sections
             if not rows:
                 return {}
-            names = rows[self._names_at][4]
-            return {
-                self._text(names + row[0]): Section(number, row[1], row[4], row[5], row[6], row[7])
-                for number, row in enumerate(rows)
-            }
+            names = self._names(rows[self._names_at], [row.name_at for row in rows], _LONG_NAME_BYTES)
+            return dict(zip(names, rows, strict=True))
 
     def contents(self, section: Section) -> bytes:
         """The bytes of a section; empty for one without contents in the file."""
-        return (
-            b"" if section.kind == _SHT_NOBITS else self._data[section.offset : section.offset + section.size]
-        )
+        with self._damage("table of sections"):
+            return b"" if section.kind == _SHT_NOBITS else self._file.read(section.offset, section.size)
 
-    def symbols(self) -> list[Symbol]:
-        """The symbols of `.symtab`, in its order."""
-        table = self.sections.get(".symtab")
+    def functions_marked(self, mark: int) -> dict[int, str]:
+        """Number of a symbol → its name, for the functions of `.symtab` with the bits `mark` in st_other,
+        whose meaning the processor's ABI defines.
+        """
         with self._damage("symbol table"):
-            if table is None:
-                return []
-            strings = next(s for s in self.sections.values() if s.number == table.link).offset
-            rows = self._rows(_SYM, table.offset, table.size // _SYM.size)
-            return [Symbol(self._text(strings + name), info & 15, other) for name, info, other, *_ in rows]
+            for table in self._symbol_tables(_SHT_SYMTAB):
+                rows = enumerate(self._rows(_SYM, table.offset, table.size // _SYM.size))
+                found = {number: row[0] for number, row in rows if row[1] & 15 == _STT_FUNC and row[2] & mark}
+                names = self._names(self._sections[table.link], [*found.values()], _LONG_NAME_BYTES)
+                return dict(zip(found, names, strict=True))
+        return {}
 
     def functions(self, *, local: bool = False) -> list[tuple[str, int]]:
         """Name and address of every function of `.dynsym`, and with `local` of `.symtab` too. A name may be
         in both; aliases have the same address.
         """
+        found = list[tuple[str, int]]()
         with self._damage("symbol table"):
-            kinds = (_SHT_DYNSYM, _SHT_SYMTAB) if local else (_SHT_DYNSYM,)
-            sections = list(self._rows(_SHDR, self._section_offset, self._section_count))
-            found = list[tuple[str, int]]()
-            for table in sections:
-                if table[1] not in kinds:
-                    continue
-                names, size_bytes = sections[table[6]], table[5] // _SYM.size * _SYM.size
-                if table[4] + size_bytes > len(self._data) or names[4] + names[5] > len(self._data):
-                    raise IndexError
-                # Copied, as slicing bytes is twice as fast as slicing a mapping.
-                strings = self._data[names[4] : names[4] + names[5]]
-                rows = self._data[table[4] : table[4] + size_bytes]
-                for name, info, _, index, address, _ in _SYM.iter_unpack(rows):
+            for table in self._symbol_tables(_SHT_DYNSYM, *[_SHT_SYMTAB] * local):
+                names, addresses = list[int](), list[int]()
+                for name, info, _, index, address, _ in self._rows(
+                    _SYM, table.offset, table.size // _SYM.size
+                ):
                     if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address:
-                        text = strings[name : strings.find(b"\0", name)].decode(errors="replace")
-                        found.append((text, address))
-            return found
+                        names.append(name)
+                        addresses.append(address)
+                texts = self._names(self._sections[table.link], names, _NAME_BYTES)
+                found += zip(texts, addresses, strict=True)
+        return found
 
     def file_offset(self, address: int) -> int:
         """The file offset of the byte at `address`. Raises InputError if it is not in the file."""
-        for segment in self._segments:
-            if segment.kind == _PT_LOAD and 0 <= address - segment.address < segment.size:
+        if at := bisect_right(self._addresses, address):
+            segment = self._loaded[at - 1]
+            if address - segment.address < segment.size:
                 return address - segment.address + segment.offset
         raise InputError(
             f"address {address:#x} is in no segment", "Install it again, as it is damaged.", path=self.path
@@ -184,16 +191,26 @@ class Elf:
         """The dynamic section; empty for a static program."""
         with self._damage("dynamic section"):
             tags: dict[int, list[int]] = {}
-            for segment in self._segments:
-                if segment.kind == _PT_DYNAMIC:
-                    for tag, value in self._rows(_DYN, segment.offset, segment.size // _DYN.size):
-                        tags.setdefault(tag, []).append(value)
+            if self._dynamic is not None:
+                count = min(self._dynamic.size // _DYN.size, _ENTRIES_MAX)
+                for tag, value in self._rows(_DYN, self._dynamic.offset, count):
+                    if tag == _DT_NULL:
+                        break
+                    tags.setdefault(tag, []).append(value)
             if _DT_STRTAB not in tags:
                 return Dynamic([], [], [])
             strings = self.file_offset(tags[_DT_STRTAB][0])
+            if len(tags.get(_DT_NEEDED, ())) > _NEEDED_MAX:
+                raise IndexError
+            # Of the others there is one.
             needed, rpath, runpath, soname = (
-                [self._text(strings + value) for value in tags.get(tag, [])]
-                for tag in (_DT_NEEDED, _DT_RPATH, _DT_RUNPATH, _DT_SONAME)
+                [self._text(strings + value, longest) for value in tags.get(tag, [])[:count]]
+                for tag, count, longest in (
+                    (_DT_NEEDED, _NEEDED_MAX, _NAME_BYTES),
+                    (_DT_RPATH, 1, _LONG_NAME_BYTES),
+                    (_DT_RUNPATH, 1, _LONG_NAME_BYTES),
+                    (_DT_SONAME, 1, _NAME_BYTES),
+                )
             )
             return Dynamic(
                 needed,
@@ -202,19 +219,64 @@ class Elf:
                 soname[0] if soname else "",
             )
 
+    @cached_property
+    def _sections(self) -> list[Section]:
+        rows = self._rows(_SHDR, self._section_offset, self._section_count)
+        return [Section(row[0], row[1], row[4], row[5], row[6]) for row in rows]
+
+    def _symbol_tables(self, *kinds: int) -> Iterator[Section]:
+        """The tables of symbols of these kinds: a file has at most one of each. Raises IndexError."""
+        for kind in kinds:
+            tables = [one for one in self._sections if one.kind == kind]
+            if len(tables) > 1 or (tables and tables[0].size // _SYM.size > _SYMBOLS_MAX):
+                raise IndexError
+            yield from tables
+
     @contextmanager
     def _damage(self, part: str) -> Iterator[None]:
         """Turn the errors of wrong offsets and sizes in a damaged or hostile file into InputError."""
         try:
             yield
-        except (struct.error, IndexError, OverflowError, MemoryError, StopIteration):
+        except (struct.error, IndexError):
             raise InputError(
-                f"the {part} is cut off", "Install it again, as it is damaged.", path=self.path
+                f"the {part} is damaged", "Install it again, or look who wrote it.", path=self.path
             ) from None
 
     def _rows(self, row: struct.Struct, offset: int, count: int) -> Iterator[tuple[int, ...]]:
-        for index in range(count):
-            yield row.unpack_from(self._data, offset + index * row.size)
+        """The rows of a table, some of which are in memory at a time. Raises IndexError."""
+        parts = (
+            (offset + start * row.size, min(count - start, _ROWS_AT_ONCE) * row.size)
+            for start in range(0, count, _ROWS_AT_ONCE)
+        )
+        return chain.from_iterable(row.iter_unpack(self._file.read(*part)) for part in parts)
 
-    def _text(self, start: int) -> str:
-        return self._data[start : self._data.find(b"\0", start)].decode(errors="replace")
+    def _names(self, strings: Section, places: list[int], longest: int) -> list[str]:
+        """The names that begin at these places of a table, which ends with a NUL. Raises IndexError."""
+        if not places:
+            return []
+        size, left = strings.size, _NAMES_BYTES
+        is_damaged = len(places) > _FUNCTIONS_MAX or max(places) >= size
+        if is_damaged or self._file.read(strings.offset + size - 1, 1) != b"\0":
+            raise IndexError
+        # Of a large table a window is in memory, which goes through the table once.
+        is_large, begin, end = size > _WINDOW_BYTES, 0, 0
+        found, window = [""] * len(places), b""
+        for index in sorted(range(len(places)), key=places.__getitem__) if is_large else range(len(places)):
+            place = places[index]
+            if place >= end:
+                begin = place if is_large else 0
+                end = begin + _WINDOW_BYTES - longest if is_large else size
+                window = self._file.read(strings.offset + begin, min(_WINDOW_BYTES, size - begin))
+            start = place - begin
+            stop = window.find(b"\0", start, start + longest)
+            if stop < 0:  # a longer name
+                stop = start + longest
+            left -= stop - start
+            if left < 0:
+                raise IndexError
+            found[index] = window[start:stop].decode("utf-8", "replace")
+        return found
+
+    def _text(self, start: int, longest: int) -> str:
+        data = self._file.read(start, min(longest, max(self._file.size - start, 1)))
+        return data[: data.index(b"\0")].decode(errors="replace")

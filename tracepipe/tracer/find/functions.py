@@ -12,15 +12,15 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import stat
 import subprocess
-import sys
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from tracepipe.errors import InputError
 from tracepipe.hooks.names import HookIndex
 from tracepipe.sudo import sudo_ids
+from tracepipe.tracer.find.child import answer
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.find.library import LibrarySearch, interpreter_of, python_of
 from tracepipe.tracer.request import Notify
@@ -29,7 +29,8 @@ Functions = dict[int, list[str]]
 
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
 _GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")
-_TIMEOUT_S = 5
+_TIMEOUT_S, _ANSWER_BYTES = 5, 1 << 20
+_NAMES_MAX = 1 << 21  # of all files: a process can map thousands
 # 1000 × major + 10 × minor: a function may have a new ABI in any of them. The child asks for those below the
 # library's own version, and for its own; the library refuses later ones.
 _VERSIONS = (
@@ -83,11 +84,16 @@ os._exit(0)  # not the library's destructors
 
 
 class FunctionTables:
-    """The functions of files. A file that cannot be used is reported once, and has no functions."""
+    """The functions of files. A file that cannot be used is reported once, and has no functions: `unreadable`
+    has the reason. `ids` has device and inode of those that were read.
+    """
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._tables: dict[tuple[str, bool], Functions] = {}
+        self._left = _NAMES_MAX
+        self.unreadable: dict[str, str] = {}
+        self.ids: dict[str, tuple[int, int]] = {}
 
     def functions_of(self, library: str, libraries: LibrarySearch, index: HookIndex) -> dict[str, Functions]:
         """The functions of a library (a soname, a path, "" for the program) that hooks may match, by file.
@@ -137,20 +143,31 @@ class FunctionTables:
 
     def all_of(self, path: str, *, local: bool = True) -> Functions:
         """All functions that a file has symbols for, also local ones unless only exported ones are wanted."""
-        if (path, local) not in self._tables:
+        if (path, local) not in self._tables and path not in self.unreadable:
             try:
-                by_address: dict[int, dict[str, None]] = {}
-                with Elf(path) as elf:
-                    for name, address in elf.functions(local=local):
-                        by_address.setdefault(address, {})[name] = None
-                    self._tables[path, local] = {
-                        elf.file_offset(address): list(names) for address, names in by_address.items()
-                    }
+                self._tables[path, local] = self._read(path, local)
             except InputError as error:
+                self.unreadable[path] = error.message
                 self._notify(f"{error.message}: no function of it is recorded")
-            except OSError as error:
-                self._notify(f"{path} cannot be read: {error.strerror}")
         return self._tables.setdefault((path, local), {})
+
+    def _read(self, path: str, local: bool) -> Functions:
+        by_address: dict[int, dict[str, None]] = {}
+        with Elf(path) as elf:
+            functions = elf.functions(local=local)
+            self._left -= len(functions)
+            if self._left < 0:
+                hint = "Record fewer processes at a time."
+                message = f"with it, the files have more than {_NAMES_MAX:,} functions"
+                raise InputError(message, hint, path=path)
+            for name, address in functions:
+                if (names := by_address.get(address)) is None:
+                    by_address[address] = {name: None}
+                else:
+                    names[name] = None
+            if self.ids.setdefault(path, elf.file_id) != elf.file_id:
+                raise InputError("it was replaced while it was read", "Try again.", path=path)
+            return {elf.file_offset(address): list(names) for address, names in by_address.items()}
 
 
 def _base(name: str) -> str:
@@ -170,16 +187,15 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
         why = "it was deleted, or it is in another container"
         notify(f"{path} could not be searched for functions that it does not export: {why}")
         return []
-    task = {"path": path, "names": sorted(names), "versions": _VERSIONS, "flags": [_DEFAULT, _PER_THREAD]}
+    task = {"names": sorted(names), "versions": _VERSIONS, "flags": [_DEFAULT, _PER_THREAD]}
     try:
-        answer = _ask(task)
-        size_bytes = Path(path).stat().st_size
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        rows, size_bytes = _ask(path, task)
+    except (OSError, ValueError, KeyError, RecursionError, subprocess.SubprocessError) as error:
         reason = "no answer in time" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         notify(f"{path} could not be searched for functions that it does not export: {reason}")
         return []
     found: dict[int, str] = {}
-    rows = answer if isinstance(answer, list) else []  # it comes from a process with foreign code
+    # They come from a process with foreign code.
     valid = [row for row in rows if isinstance(row, list) and [*map(type, row)] == [str, int, int]]
     for name, flags, offset in sorted(valid, key=lambda row: (row[1], row[0])):
         if name in names and 0 < offset < size_bytes:
@@ -187,32 +203,33 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
     return [(name, offset) for offset, name in found.items()]
 
 
-def _ask(task: dict[str, Any]) -> object:
-    environment = {
-        name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")
-    }
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _CHILD],
-        input=json.dumps(task).encode(),
-        capture_output=True,
-        timeout=_TIMEOUT_S,
-        env=environment,
-        cwd="/",
-        start_new_session=True,  # a Ctrl-C is for the capture
-        **_user(task["path"]),
-    )
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ValueError(lines[-1] if lines else f"the child process ended with {done.returncode}")
-    return json.loads(done.stdout)
+def _ask(path: str, task: dict[str, Any]) -> tuple[list[Any], int]:
+    """The rows that a child process answers, and the bytes of the library. Raises OSError, ValueError."""
+    # It loads the file that was judged, whatever stands at that path by then.
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a file")
+        task = {"path": f"/proc/self/fd/{place}", **task}
+        limits: dict[str, Any] = {"bytes_max": _ANSWER_BYTES, "timeout_s": _TIMEOUT_S}
+        rows = json.loads(answer(_CHILD, task, **limits, user=_user(status), files=(place,)))
+        return rows if isinstance(rows, list) else [], status.st_size
+    finally:
+        os.close(place)
 
 
-def _user(path: str) -> dict[str, Any]:
-    """The user who loads the library: its owner if this is root; under sudo the user who called sudo."""
+def _user(status: os.stat_result) -> dict[str, Any]:
+    """The user who loads the library if this is root: its owner, so that its code gets no other rights. Of a
+    library of root it is the user who called sudo. Raises ValueError where others can write that one.
+    """
     if os.geteuid() != 0:
         return {}
-    ids = sudo_ids()
-    uid = ids.uid if ids else Path(path).stat().st_uid
+    ids, uid = sudo_ids(), status.st_uid
+    if uid == 0:
+        if status.st_mode & (stat.S_IWOTH | stat.S_IWGRP * (status.st_gid != 0)):
+            raise ValueError("other users can write it")
+        uid = ids.uid if ids else 0
     if uid == 0:
         return {}
     user = pwd.getpwuid(uid)

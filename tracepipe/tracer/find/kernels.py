@@ -21,21 +21,22 @@ u32. `.debug_line`, written with -lineinfo or -G, has a line number program for 
 
 from __future__ import annotations
 
-import ctypes
-import mmap
+import io
+import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path, PurePath
-from typing import Any
 
 from tracepipe import paths
 from tracepipe.errors import InputError
 from tracepipe.hooks.names import near_names
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.tracer.find.elf import Elf, mapped
+from tracepipe.tracer.find.child import answer
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.foreign import Content, ForeignFile, Readable, found_at
 from tracepipe.units import counted
 
 _MAGIC = b"\x50\xed\x55\xba"
@@ -45,13 +46,17 @@ _CUBIN, _PTX = 2, 1
 _LZ4, _ZSTD = 0x2000, 0x8000
 _SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_BYTES_MAX = 1 << 30
-"""The greatest size of a decompressed cubin; NVIDIA's largest have about 10 MB."""
+_BYTES_MAX = 1 << 27  # of a cubin; NVIDIA's largest have about 10 MB
+_TIMES_MAX = 32  # how many times larger than a file its decompressed cubins may be
+_ENTRIES_MAX = 1 << 20  # of a file
+_TABLE_BYTES = 1 << 24  # of attributes, and of relocations
+_FILES_MAX, _SOURCE_CHARS = 1 << 16, 1 << 10  # files of a line number program, and characters of a path
+_ROW_BYTES = 1 << 8  # from the address of a line number program to its first row
+_KERNELS_MAX, _NAMES_CHARS = 1 << 20, 1 << 28  # of all files
 
 _ATTRIBUTE = struct.Struct("<BBH")
 _PAIR = struct.Struct("<II")
 _WITH_BYTES, _REGISTERS, _FRAME_SIZE = 4, 0x2F, 0x11
-_STT_FUNC = 2
 _KERNEL = 0x10  # STO_CUDA_ENTRY: a kernel, not a device function
 _RESERVED_SHARED = ".nv.shared.reserved.0"  # from sm_90 on, a block's shared memory begins with this part
 _RESERVED_BYTES = 1024
@@ -59,7 +64,47 @@ _RELA = struct.Struct("<QQq")
 _LINES_HEADER = struct.Struct("<IHIBBbBB")
 _SET_ADDRESS = b"\x00\x09\x02"
 
-_LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
+# The child's program. It reads the names, and writes their demangled forms, "" where there is none. The
+# length of one may be exponential in that of the name, and the function goes on without memory: after two
+# seconds, it is left behind in its thread. After the third, so are the other names.
+_DEMANGLE = """
+import ctypes, json, os, resource, sys, threading
+names = json.load(sys.stdin)
+data_bytes = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize() + (1 << 28)
+resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+libc, function = ctypes.CDLL(None), None
+libc.free.argtypes, libc.free.restype = [ctypes.c_void_p], None
+libc.strnlen.argtypes, libc.strnlen.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_size_t
+for library in ("libstdc++.so.6", "libc++abi.so.1"):
+    try:
+        function = function or ctypes.CDLL(library).__cxa_demangle
+        function.argtypes, function.restype = [ctypes.c_char_p, *[ctypes.c_void_p] * 3], ctypes.c_void_p
+    except (OSError, AttributeError):
+        pass
+found, at = [""] * len(names), 0
+def work(start):
+    global at
+    for number in range(start, len(names)):
+        status = ctypes.c_int()
+        text = function(names[number].encode(errors="replace"), None, None, ctypes.byref(status))
+        size = libc.strnlen(text, 65537) if text and not status.value else 0
+        if at != number:
+            return
+        if size <= 65536:
+            found[number] = ctypes.string_at(text, size).decode(errors="replace") if size else ""
+        libc.free(text or None)
+        at = number + 1
+for _ in range(3 * bool(function)):
+    worker, before = threading.Thread(target=work, args=(at,), daemon=True), -1
+    worker.start()
+    while worker.is_alive() and before != at:
+        before = at
+        worker.join(2)
+    at += at < len(names)
+with open(1, "w") as out:
+    json.dump(found, out)
+os._exit(0)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +137,7 @@ def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
     """The kernels of programs, libraries, cubins or folders of cubins whose names, mangled or not, match a
     shell pattern; all kernels if it is "". Raises InputError.
     """
-    listing = KernelListing()
-    known: dict[str, None] = {}
+    listing, kernels, chars = KernelListing(), list[Kernel](), 0
     for path in paths:
         files = files_with_kernels(path)
         for file in files:
@@ -108,16 +152,21 @@ def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
                     raise
                 listing.notes.append(error.message)
                 continue
-            for kernel in found:
-                known[kernel.name] = None
-                # The whole name, without return type and parameters, or also without template parameters.
-                short = short_kernel_name(kernel.name)
-                names = (kernel.mangled, kernel.name, short, short.partition("<")[0])
-                if not pattern or any(fnmatchcase(one, pattern) for one in names):
-                    listing.rows.append(kernel)
+            kernels += found
+            chars += sum(len(kernel.mangled) + len(kernel.source) for kernel in found)
+            if len(kernels) > _KERNELS_MAX or chars > _NAMES_CHARS:
+                raise InputError("with it, there are too many kernels", "List fewer files.", path=file)
+    known = demangled({kernel.mangled for kernel in kernels}, listing.notes.append)
+    for kernel in kernels:
+        name = known[kernel.mangled]
+        # The whole name, without return type and parameters, or also without template parameters.
+        short = short_kernel_name(name)
+        names = (kernel.mangled, name, short, short.partition("<")[0])
+        if not pattern or any(fnmatchcase(one, pattern) for one in names):
+            listing.rows.append(replace(kernel, name=name))
     listing.rows.sort(key=lambda kernel: (kernel.name, kernel.architecture, kernel.place))
     if not listing.rows:
-        listing.near = near_names(pattern, list(known))
+        listing.near = near_names(pattern, list(dict.fromkeys(known[kernel.mangled] for kernel in kernels)))
     return listing
 
 
@@ -133,46 +182,55 @@ def files_with_kernels(path: str) -> list[str]:
 
 def cubins(path: str, notify: Callable[[str], None]) -> Iterator[bytes]:
     """The cubins in a file. `notify` gets messages about what cannot be read. Raises InputError."""
-    try:
-        data = mapped(path, "Give a program, a library or a .cubin file.")
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path) from None
-    with data:
-        if data[:4] == _MAGIC:
-            yield from _in_fat_binaries(data, 0, len(data), path, notify)
+    with ForeignFile(path, "Give a program, a library or a .cubin file.") as file:
+        if file.read(0, min(len(_MAGIC), file.size)) == _MAGIC:
+            yield from _in_fat_binaries(file, [(0, file.size)], path, notify)
             return
-        with Elf(path) as elf:
-            if elf.is_gpu_code:
-                yield data[:]
-                return
-            sections = [elf.sections[name] for name in _SECTIONS if name in elf.sections]
-        for section in sections:
-            end = min(section.offset + section.size, len(data))
-            yield from _in_fat_binaries(data, section.offset, end, path, notify)
+        elf = Elf(path, file)
+        if elf.is_gpu_code:
+            if file.size > _BYTES_MAX:
+                raise InputError("a cubin with more than 128 MiB", "Give another file.", path=path)
+            yield file.read(0, file.size)
+            return
+        sections = [elf.sections[name] for name in _SECTIONS if name in elf.sections]
+        spans = [(one.offset, min(one.offset + one.size, file.size)) for one in sections]
+        yield from _in_fat_binaries(file, spans, path, notify)
 
 
 def _in_fat_binaries(
-    data: mmap.mmap, start: int, end: int, path: str, notify: Callable[[str], None]
+    file: Readable, spans: list[tuple[int, int]], path: str, notify: Callable[[str], None]
 ) -> Iterator[bytes]:
-    unknown, only_ptx = 0, 0
-    while (start := data.find(_MAGIC, start, end)) >= 0 and start + _FAT.size <= end:
-        _, _, header_bytes, size = _FAT.unpack_from(data, start)
-        at, start = start + header_bytes, start + header_bytes + size
-        cubin_count = ptx_count = 0
-        while at + _ENTRY.size <= min(start, end):
-            kind, _, head, entry_bytes, packed, *_, flags, _, whole = _ENTRY.unpack_from(data, at)
-            body = data[at + head : min(at + head + entry_bytes, end)]
-            at += head + entry_bytes
-            ptx_count += kind == _PTX
-            if kind == _CUBIN:
-                cubin_count += 1
-                cubin = _decompressed(body[: packed or None], flags, whole)
-                unknown += cubin is None
-                if cubin is not None:
-                    yield cubin
-            if head + entry_bytes <= 0:
-                break
-        only_ptx += ptx_count > 0 and not cubin_count
+    unknown = only_ptx = entry_count = 0
+    left = _TIMES_MAX * file.size + _BYTES_MAX
+    for start, end in spans:
+        while (start := found_at(file, _MAGIC, start, end)) >= 0 and start + _FAT.size <= end:
+            _, _, header_bytes, size = _FAT.unpack(file.read(start, _FAT.size))
+            at, start = start + max(header_bytes, _FAT.size), start + max(header_bytes, _FAT.size) + size
+            unknown += start > end
+            cubin_count = ptx_count = 0
+            entry_count += 1
+            while at + _ENTRY.size <= min(start, end):
+                kind, _, head, entry_bytes, packed, *_, flags, _, whole = _ENTRY.unpack(
+                    file.read(at, _ENTRY.size)
+                )
+                entry_count += 1
+                if head < _ENTRY.size:
+                    unknown += 1
+                    break
+                body, at = at + head, at + head + entry_bytes
+                ptx_count += kind == _PTX
+                if kind == _CUBIN:
+                    cubin_count += 1
+                    size = min(packed or entry_bytes, entry_bytes, max(end - body, 0))
+                    is_small = max(size, whole) <= _BYTES_MAX
+                    cubin = _decompressed(file.read(body, size), flags, whole) if is_small else None
+                    unknown += cubin is None
+                    if cubin is not None:
+                        left -= len(cubin)
+                        yield cubin
+                if left < 0 or entry_count > _ENTRIES_MAX:
+                    raise InputError("it has more GPU code than any file", "Give another file.", path=path)
+            only_ptx += ptx_count > 0 and not cubin_count
     if unknown:
         words = "cubin|cubins is|are damaged, or its|their compression is unknown"
         notify(f"{path}: {counted(unknown, words)}")
@@ -187,15 +245,16 @@ def _decompressed(data: bytes, flags: int, size: int) -> bytes | None:
     """The cubin; None where it cannot be decompressed."""
     if not flags & (_LZ4 | _ZSTD):
         return data
-    if size > _BYTES_MAX:
-        return None
     if flags & _ZSTD or data[:4] == _ZSTD_MAGIC:
         import zstandard  # here, as it is rarely needed
 
         try:
-            return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
-        except zstandard.ZstdError:
+            # Not `decompress`, which believes the size that the data state.
+            with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)) as stream:
+                found = stream.read(size + 1)
+        except (zstandard.ZstdError, MemoryError):
             return None
+        return found if len(found) == size else None
     try:
         return lz4_block(data, size)
     except IndexError:
@@ -226,42 +285,38 @@ def lz4_block(data: bytes, size: int) -> bytes:
         count, at = length(token >> 4, at)
         out += data[at : at + count]
         at += count
-        if at >= len(data) or len(out) > size:
+        if at >= len(data):
             break
         back, at = data[at] | data[at + 1] << 8, at + 2
         count, at = length(token & 15, at)
-        start = len(out) - back
-        if not 0 <= start < len(out):
+        if not 0 < back <= len(out) or len(out) + count + 4 > size:
             raise IndexError
-        for place in range(start, start + count + 4):
-            out.append(out[place])
+        copied = out[len(out) - back :][: count + 4]
+        out += (copied * ((count + 4) // len(copied) + 1))[: count + 4]
     if len(out) != size:
         raise IndexError
     return bytes(out)
 
 
 def kernels_in(cubin: bytes, path: str) -> list[Kernel]:
-    """The kernels of a cubin that was found in `path`. Raises InputError."""
-    with Elf(path, cubin) as elf:
-        symbols = elf.symbols()
-        registers, frames = _numbers(elf, _REGISTERS), _numbers(elf, _FRAME_SIZE)
-        sources = _sources(elf)
+    """The kernels of a cubin that was found in `path`, whose names are not demangled. Raises InputError."""
+    with Elf(path, Content(cubin)) as elf:
+        names = elf.functions_marked(_KERNEL)
+        numbers, sources = _numbers(elf, names), _sources(elf, names)
         # The ABI version determines the place of the architecture in e_flags.
         architecture = f"sm_{(elf.flags >> (8 if elf.abi_version >= 8 else 0)) & 0xFF}"
         reserved = _RESERVED_BYTES if _RESERVED_SHARED in elf.sections else 0
         found = []
-        for number, symbol in enumerate(symbols):
-            if symbol.kind != _STT_FUNC or not symbol.other & _KERNEL:
-                continue
-            shared = elf.sections.get(f".nv.shared.{symbol.name}")
+        for number, name in names.items():
+            shared = elf.sections.get(f".nv.shared.{name}")
             found.append(
                 Kernel(
-                    demangled(symbol.name),
-                    symbol.name,
+                    name,
+                    name,
                     architecture,
-                    registers.get(number),
+                    numbers.get((_REGISTERS, number)),
                     max(shared.size - reserved, 0) if shared else 0,
-                    frames.get(number),
+                    numbers.get((_FRAME_SIZE, number)),
                     sources.get(number, ""),
                     path,
                 )
@@ -269,77 +324,89 @@ def kernels_in(cubin: bytes, path: str) -> list[Kernel]:
         return found
 
 
-def _numbers(elf: Elf, wanted: int) -> dict[int, int]:
-    """Symbol number → value of an attribute of `.nv.info`."""
-    section = elf.sections.get(".nv.info")
-    data = elf.contents(section) if section else b""
+def _table(elf: Elf, name: str) -> bytes:
+    """The contents of a section; empty where there is none. Raises InputError."""
+    section = elf.sections.get(name)
+    if section and section.size > _TABLE_BYTES:
+        raise InputError(f"{name} is larger than that of any cubin", "Give another file.", path=elf.path)
+    return elf.contents(section) if section else b""
+
+
+def _numbers(elf: Elf, kernels: Collection[int]) -> dict[tuple[int, int], int]:
+    """Attribute of `.nv.info` and number of a kernel's symbol → value."""
+    data = _table(elf, ".nv.info")
     found, at = {}, 0
     while at + _ATTRIBUTE.size <= len(data):
         form, attribute, size = _ATTRIBUTE.unpack_from(data, at)
         at += _ATTRIBUTE.size
         if form == _WITH_BYTES:
-            if attribute == wanted and size >= _PAIR.size and at + size <= len(data):
+            is_wanted = attribute in (_REGISTERS, _FRAME_SIZE)
+            if is_wanted and size >= _PAIR.size and at + size <= len(data):
                 symbol, value = _PAIR.unpack_from(data, at)
-                found[symbol] = value
+                if symbol in kernels:
+                    found[attribute, symbol] = value
             at += size
     return found
 
 
-def _sources(elf: Elf) -> dict[int, str]:
-    """Symbol number → `FILE:LINE` of its first instruction."""
-    section, relocations = elf.sections.get(".debug_line"), elf.sections.get(".rela.debug_line")
-    if section is None or relocations is None:
-        return {}
+def _sources(elf: Elf, kernels: Collection[int]) -> dict[int, str]:
+    """Number of a kernel's symbol → `FILE:LINE` of its first instruction."""
     # The kernel of a line number program is the symbol by which its address is relocated.
-    data = elf.contents(relocations)
+    data = _table(elf, ".rela.debug_line")
     whole = len(data) // _RELA.size * _RELA.size
-    symbols = {offset: info >> 32 for offset, info, _ in _RELA.iter_unpack(data[:whole])}
+    symbols = {
+        offset: info >> 32 for offset, info, _ in _RELA.iter_unpack(data[:whole]) if info >> 32 in kernels
+    }
+    lines = elf.sections.get(".debug_line") if symbols else None
     try:
-        return dict(_first_lines(elf.contents(section), symbols))
-    except (IndexError, struct.error):
+        return dict(_first_lines(elf.contents(lines), symbols)) if lines else {}
+    except (IndexError, ValueError, struct.error):
         return {}  # of another version, or damaged
 
 
 def _first_lines(data: bytes, symbols: dict[int, int]) -> Iterator[tuple[int, str]]:
-    unit = 0
-    while unit + _LINES_HEADER.size <= len(data):
+    begin = 0
+    while begin + _LINES_HEADER.size <= len(data):
         length, version, header, *_, line_base, line_range, opcode_base = _LINES_HEADER.unpack_from(
-            data, unit
+            data, begin
         )
-        end = unit + 4 + length
+        unit = data[begin : begin + 4 + length]
         if not 2 <= version <= 4 or not line_range:
             return
-        at = unit + _LINES_HEADER.size + (version == 4)
+        at = _LINES_HEADER.size + (version == 4)
         if version == 4:  # version 4 has one more byte before default_is_stmt
-            line_base, line_range, opcode_base = struct.unpack_from("<bBB", data, unit + 13)
-        operands = data[at : at + opcode_base - 1]
-        files = _files(data, at + opcode_base - 1)
-        at = unit + 10 + header
-        while (at := data.find(_SET_ADDRESS, at, end)) >= 0:
+            line_base, line_range, opcode_base = struct.unpack_from("<bBB", unit, 13)
+        operands = unit[at : at + opcode_base - 1]
+        files = _files(unit, at + opcode_base - 1)
+        at = 10 + header
+        while (at := unit.find(_SET_ADDRESS, at)) >= 0:
             place = at + len(_SET_ADDRESS)
             at = place + 8
-            if place in symbols:
-                file, line = _first_row(data, at, (line_base, line_range, opcode_base), operands)
+            if begin + place in symbols:
+                program = unit[at : at + _ROW_BYTES]
+                file, line = _first_row(program, 0, (line_base, line_range, opcode_base), operands)
                 if 0 < file <= len(files):
-                    yield symbols[place], f"{files[file - 1]}:{line}"
-        unit = end
+                    folder, name = (part.decode(errors="replace") for part in files[file - 1])
+                    source = f"{PurePath(folder, name)}:{line}"
+                    yield symbols[begin + place], source if len(source) <= _SOURCE_CHARS else ""
+        begin += len(unit)
 
 
-def _files(data: bytes, at: int) -> list[str]:
-    """The names of the files of a header, with their folders where the header has them."""
-    folders, files = [""], []
+def _files(data: bytes, at: int) -> list[tuple[bytes, bytes]]:
+    """The folders and the names of the files of a header; the folder is empty where it has none."""
+    folders, files = [b""], list[tuple[bytes, bytes]]()
     while data[at]:
         end = data.index(0, at)
-        folders.append(data[at:end].decode(errors="replace"))
+        folders.append(data[at:end])
         at = end + 1
     at += 1
-    while data[at]:
+    while data[at] and len(files) < _FILES_MAX:
         end = data.index(0, at)
-        name = data[at:end].decode(errors="replace")
+        name = data[at:end]
         folder, at = _uleb(data, end + 1)
         _, at = _uleb(data, at)
         _, at = _uleb(data, at)
-        files.append(str(PurePath(folders[folder] if folder < len(folders) else "", name)))
+        files.append((folders[folder] if folder < len(folders) else b"", name))
     return files
 
 
@@ -378,34 +445,20 @@ def _uleb(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if byte < 128:
             return value, at
+        if shift > 63:
+            raise IndexError
 
 
-def demangled(name: str) -> str:
-    """The demangled name; names that are not C++ names are unchanged, as are all without a C++ library."""
-    found = _demangler()
-    if found is None or not name.startswith("_Z"):
-        return name
-    (demangle, free), status = found, ctypes.c_int()
-    text = demangle(name.encode(errors="replace"), None, None, ctypes.byref(status))
-    if not text:
-        return name
+def demangled(names: Collection[str], notify: Callable[[str], None]) -> dict[str, str]:
+    """Name → its demangled form; names that are not C++ names are unchanged, as are all without a C++
+    library.
+    """
+    asked = sorted(name for name in names if name.startswith("_Z"))
+    found = list[str]()
     try:
-        value = ctypes.cast(text, ctypes.c_char_p).value
-        return value.decode(errors="replace") if value and not status.value else name
-    finally:
-        free(text)
-
-
-@cache
-def _demangler() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """The function that demangles, and the one that frees its results."""
-    free = ctypes.CDLL(None).free
-    free.argtypes, free.restype = [ctypes.c_void_p], None
-    for library in _LIBRARIES:
-        try:
-            function = ctypes.CDLL(library).__cxa_demangle
-        except (OSError, AttributeError):
-            continue
-        function.argtypes, function.restype = [ctypes.c_char_p, *[ctypes.c_void_p] * 3], ctypes.c_void_p
-        return function, free
-    return None
+        found = json.loads(answer(_DEMANGLE, asked, bytes_max=_NAMES_CHARS, timeout_s=60)) if asked else []
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        notify(f"names are not demangled: {error}")
+    return {name: name for name in names} | {
+        name: form for name, form in zip(asked, found, strict=False) if form
+    }

@@ -31,10 +31,14 @@ from tracepipe import paths
 from tracepipe.errors import InputError, TracepipeError
 from tracepipe.sudo import sudo_user
 from tracepipe.tracer.find.elf import Dynamic, Elf
+from tracepipe.tracer.find.foreign import head_of
 
 _CACHE = Path("/etc/ld.so.cache")
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _NEEDED_LIMIT = 2000  # libraries of one program; PyTorch has about 100
+_LOOKUPS_MAX = 10 * _NEEDED_LIMIT  # of names, some of which are not found
+_FOLDERS_MAX = 256  # of a search path
+_SETTINGS_BYTES = 1 << 16
 
 _PROC = Path("/proc")
 # `7f1c2a000000-7f1c2a021000 r-xp 00002000 fe:01 1573 /usr/lib/libcuda.so.550.54.14 (deleted)`
@@ -192,27 +196,28 @@ class LibrarySearch:
 
 
 def _is_elf(path: str) -> bool:
-    with suppress(OSError), Path(path).open("rb") as file:
-        return file.read(4) == b"\x7fELF"
-    return False
+    return head_of(path, 4) == b"\x7fELF"
 
 
 def linked_libraries(program: str) -> dict[str, str]:
     """All libraries that the linker loads before `program` starts: soname → path. Empty for a script."""
     found: dict[str, str] = {}
     waiting = deque([(program, list[str]())])  # a file, and the RPATH folders of the file that loads it
-    while waiting and len(found) < _NEEDED_LIMIT:
+    lookups = 0
+    while waiting and len(found) < _NEEDED_LIMIT and lookups < _LOOKUPS_MAX:
         path, inherited = waiting.popleft()
         dynamic = _dynamic(path)
-        folders = [] if dynamic.runpath else [*_expanded(dynamic.rpath, path), *inherited]
+        folders = [] if dynamic.runpath else _expanded([*_expanded(dynamic.rpath, path), *inherited], path)
         before = [*folders, *_environment(), *_expanded(dynamic.runpath, path)]
-        for name in dynamic.needed:
+        needed = [name for name in dynamic.needed if name not in found]
+        lookups += len(needed)
+        for name in needed:
             candidates = [Path(name)]
             if "/" not in name:
                 candidates = [Path(folder, name) for folder in before] + _cached().get(name, [])
                 candidates += [Path(folder, name) for folder in _default_folders()]
             library = next((str(file.resolve()) for file in candidates if paths.is_file(file)), "")
-            if library and name not in found:
+            if library and name not in found:  # it may be needed twice
                 found[name] = library
                 waiting.append((library, folders))
     return found
@@ -243,9 +248,7 @@ def _dynamic(path: str, *, must: bool = False) -> Dynamic:
     try:
         with Elf(path) as elf:
             return elf.dynamic()
-    except (InputError, OSError) as error:
-        if must and isinstance(error, OSError):
-            raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path) from None
+    except InputError:
         if must:
             raise
         return Dynamic([], [], [])  # a script: its interpreter loads, from the same folders without these
@@ -261,14 +264,16 @@ def _in_folders(folders: Iterable[str], name: str) -> Iterator[tuple[str, Path]]
         yield name, Path(folder, name)
         if name.endswith(".so"):  # any version
             with suppress(OSError):
-                entries = sorted(entry.name for entry in Path(folder).iterdir())
-                yield from ((entry, Path(folder, entry)) for entry in entries if is_version(entry, name))
+                with os.scandir(folder) as entries:
+                    names = sorted(entry.name for entry in entries if is_version(entry.name, name))
+                yield from ((entry, Path(folder, entry)) for entry in names)
 
 
 def _expanded(folders: Iterable[str], program: str) -> list[str]:
     # The linker reads $ORIGIN from the file that is executed, links resolved.
     origin = str(Path(program).resolve().parent)
-    return [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders]
+    found = (folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders)
+    return list(dict.fromkeys(found))[:_FOLDERS_MAX]
 
 
 def _default_folders() -> list[str]:
@@ -326,10 +331,11 @@ class Mapping:
 
 def mappings(pid: int | str) -> Iterator[Mapping]:
     """The mappings of a process, in the order of their addresses. Raises OSError."""
-    for line in (_PROC / str(pid) / "maps").read_text(errors="surrogateescape").splitlines():
-        if match := _MAPPING.fullmatch(line):
-            start, end, flags, offset, inode, path = match.groups()
-            yield Mapping(int(start, 16), int(end, 16), int(offset, 16), int(inode), path, "x" in flags)
+    with (_PROC / str(pid) / "maps").open(errors="surrogateescape", newline="\n") as lines:
+        for line in lines:
+            if match := _MAPPING.fullmatch(line.removesuffix("\n")):
+                start, end, flags, offset, inode, path = match.groups()
+                yield Mapping(int(start, 16), int(end, 16), int(offset, 16), int(inode), path, "x" in flags)
 
 
 def mapped_files(pid: int) -> list[tuple[str, str]]:
@@ -387,11 +393,7 @@ def python_of(program: str) -> str:
 
 def interpreter_of(script: str) -> str:
     """The program that a script's first line names, also after `env`; "" if the file is not a script."""
-    try:
-        with Path(script).open("rb") as file:
-            head = os.fsdecode(file.readline(256))
-    except OSError:
-        return ""
+    head = os.fsdecode(head_of(script, 256).partition(b"\n")[0])
     words = head[2:].split() if head.startswith("#!") else []
     if words and Path(words[0]).name == "env":
         names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
@@ -436,10 +438,7 @@ def _prefixes(python: str) -> Iterator[Path]:
     yield prefix
     if path.parent.name == "shims":  # pyenv: it may be any of its versions
         yield from paths.fitting(prefix, "versions/*")
-    try:
-        settings = (prefix / "pyvenv.cfg").read_text(errors="replace")
-    except OSError:
-        settings = ""
+    settings = head_of(str(prefix / "pyvenv.cfg"), _SETTINGS_BYTES).decode(errors="replace")
     for line in settings.splitlines():
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):

@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 from tracepipe.errors import InputError
@@ -57,18 +56,13 @@ def resolve(
     owners: dict[object, str] = {}  # place → the origin of the hook that has its probe
     accepted: set[tuple[object, Condition | None]] = set()
 
-    @cache
-    def file_id(path: str) -> tuple[int, int]:
-        status = Path(path).stat()
-        return status.st_dev, status.st_ino
-
     for hooks in sets:
         wanted_names = NameFilter(only, exclude, hooks.variants)
         search = _SetSearch(hooks, wanted_names, libraries, tables, symbols, tracepoints)
         for probe in search.probes:
             place: object = probe.place
             if isinstance(probe.place, FilePlace):
-                place = file_id(probe.place.path), probe.place.offset
+                place = tables.ids[probe.place.path], probe.place.offset
             # A hook may have several probes at one place, each with its own condition.
             is_owner = owners.setdefault(place, probe.hook.origin) == probe.hook.origin
             if is_owner and (place, probe.hook.condition) not in accepted:
@@ -133,7 +127,8 @@ class _SetSearch:
                 self._missing(hooks, f"no {name} found: {libraries.where(library)}")
             elif self._without_fit(hooks):
                 names = {name for path in files for found in tables.all_of(path).values() for name in found}
-                self._missing(hooks, f"no such function in {' or '.join(files)}", names)
+                damaged = [tables.unreadable[path] for path in files if path in tables.unreadable]
+                self._missing(hooks, "; ".join(damaged) or f"no such function in {' or '.join(files)}", names)
 
     def _add_functions(self, path: str, functions: dict[int, list[str]], index: HookIndex) -> None:
         """Add probes for functions (offset → names); of several matching names, the shortest is used."""

@@ -26,12 +26,12 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import InputError, TracepipeError
 from tracepipe.hooks.calls import call_rule
+from tracepipe.tracer.find.foreign import ForeignFile, found_at
 from tracepipe.tracer.find.library import find_program, interpreter_of
 from tracepipe.tracer.gpu.engines.channel import INJECTION_VARIABLE
 from tracepipe.tracer.request import ANNOTATION, AUTO_WARPS, BUDGET_LAUNCHES, GPU_LAYERS, CaptureRequest
@@ -347,9 +347,9 @@ def has_marks(command: list[str]) -> bool:
     """Whether the program's own file shows that it was built with `tracepipe/mark.h`."""
     path = shutil.which(command[0]) if command else None
     try:
-        with Path(path or "").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            return content.find(_MARKS) >= 0
-    except (OSError, ValueError):  # the file is empty, or may not be read
+        with ForeignFile(path or "") as file:
+            return found_at(file, _MARKS) >= 0
+    except InputError:  # the file is empty, may not be read, or changes
         return False
 
 
