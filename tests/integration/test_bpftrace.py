@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_capture import Trace, calls_printed, library_of, run
+from tests.integration.test_capture import (
+    Trace,
+    calls_printed,
+    library_of,
+    run,
+)
+from tests.integration.test_capture import (
+    test_a_daemon_that_outlives_the_command_is_named_or_waited_for as follow_a_daemon,
+)
 from tests.support import held_reader
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
@@ -31,6 +39,10 @@ pytestmark = [pytest.mark.ebpf, needs("bpftrace")]
 
 def by_bpftrace(tmp_path: Path, command: list[str], **options: Any) -> Any:
     return run(tmp_path, command, **{"method": "bpftrace", "only": ONLY, **options})
+
+
+def test_a_daemon_is_waited_for(tmp_path: Path) -> None:
+    follow_a_daemon(tmp_path, "daemon", method="bpftrace")
 
 
 LAST_CPU = (os.cpu_count() or 1) - 1

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -331,6 +332,24 @@ def test_processes_by_name(tmp_path: Path, vec_add: str, running: subprocess.Pop
     assert {event["pid"] for event in trace.events} == {running.pid}
 
 
+@pytest.mark.parametrize(
+    "name", [b"a\xffb", b"line\nend\r\n", b"fourteen bytes\xe2\x82\xac", b"\x1b[31m\"'\\"]
+)
+def test_processes_by_a_name_of_any_bytes(tmp_path: Path, name: bytes) -> None:
+    script = "open('/proc/self/comm', 'wb').write(eval(input())); print(flush=True)"
+    script = f"import time; {script}\nwhile True: time.sleep(1e-3)"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        print(repr(name), file=process.stdin, flush=True)
+        process.stdout.readline()
+        trace, _, _ = run(tmp_path, [], comm=os.fsdecode(name), layers=("syscall",), limits=FOR_A_WHILE)
+        process.kill()
+    names = {event.get("comm") for event in trace.events if event["pid"] == process.pid}
+    assert names - {None} == {name[:15].decode(errors="replace")}
+
+
 def test_a_process_of_that_name_that_comes_later(tmp_path: Path, vec_add: str) -> None:
     program = renamed(vec_add, f"later-{os.getpid()}")
     options = f"comm='later-{os.getpid()}', layers=('syscall',), limits=Limits(events=50)"
@@ -374,6 +393,69 @@ def test_children_are_left_out(tmp_path: Path, vec_add: str, capfd: pytest.Captu
     trace, _, _ = run(tmp_path, [vec_add, "--fork", "-i", "2"], children=False)
     assert len({event["pid"] for event in trace.events}) == 1
     assert 0 < len(list(trace.slices("userspace"))) < calls_printed(capfd.readouterr().out)
+
+
+DAEMON = """
+import os, sys
+began, begun = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("/proc/self/comm", "wb").write(b"dae\\xffmon")
+        os.write(begun, b"x")
+        open(sys.argv[1]).read()  # until somebody opens the other end
+    os._exit(0)
+os.wait()
+os.read(began, 1)
+os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("ends", ["command", "interrupt", "duration", "daemon"])
+def test_a_daemon_that_outlives_the_command_is_named_or_waited_for(
+    tmp_path: Path, ends: str, method: str = "prebuilt"
+) -> None:
+    fifo, said, released = tmp_path / "fifo", list[str](), list[bool]()
+    os.mkfifo(fifo)
+
+    def release() -> None:
+        if not released:
+            os.close(os.open(fifo, os.O_WRONLY))
+            released.append(True)
+
+    def notify(message: str) -> None:
+        said.append(message)
+        if "waiting for" in message and ends == "daemon":
+            release()
+        elif "waiting for" in message and ends == "interrupt":
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    request = CaptureRequest(
+        [sys.executable, "-c", DAEMON, str(fifo)],
+        ("syscall",),
+        method=method,
+        wait_children=ends != "command",
+        limits=Limits(duration_ns=10**9 if ends == "duration" else None),
+    )
+    with (tmp_path / "run.jsonl").open("w+b") as sink:
+        summary = capture(request, sink, notify=notify)
+        sink.seek(0)
+        trace = Trace(sink.read().decode())
+    release()
+    assert summary.exit_code == 3
+    assert summary.ended_by == {"command": "exit 3", "daemon": "exit 3"}.get(ends, ends)
+    assert any("waiting for 1 process" in message for message in said) == (ends != "command")
+    left = [message for message in said if "still run" in message]
+    if ends == "daemon":
+        assert not left and not summary.running and "running" not in trace.footer
+        (pid,) = {event["pid"] for event in trace.events if event.get("comm") == "dae\ufffdmon"}
+        assert trace.events[-1]["pid"] == pid
+    else:
+        (pid,) = summary.running
+        assert summary.running == {pid: "dae\ufffdmon"} == trace.footer["running_processes"]
+        assert trace.footer["running"] == 1
+        assert len(left) == 1 and f": dae\ufffdmon ({pid})" in left[0]
+        assert ("--wait-children" in left[0]) == (ends == "command")
 
 
 def test_short_calls_are_left_out_and_counted(
@@ -457,6 +539,21 @@ def test_in_a_pid_namespace_of_its_own(tmp_path: Path, vec_add: str) -> None:
     assert all(event["args"]["by_tid"] < 20 for event in trace.events if event["name"] == "wakeup")
 
 
+def test_children_that_are_waited_for_in_a_pid_namespace(tmp_path: Path) -> None:
+    recording, options = str(tmp_path / "run.jsonl"), "wait_children=True, layers=('syscall',)"
+    capturing = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", CAPTURE]
+    output = subprocess.run(
+        [*capturing, recording, options, "sh", "-c", "setsid sleep 0.3 &"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    ).stdout
+    assert "sh ended; waiting for 1 process that was started: " in output
+    assert "running" not in Trace((tmp_path / "run.jsonl").read_text()).footer
+
+
 def test_running_processes_in_a_pid_namespace(tmp_path: Path, vec_add: str) -> None:
     output = tmp_path / "run.jsonl"
     script = f"""
@@ -525,6 +622,8 @@ def test_a_target_that_ignores_the_interrupt_is_killed(tmp_path: Path) -> None:
     wait_for_line(process, "started\n")
     process.send_signal(signal.SIGINT)
     # The shell's sleep outlives it and holds the pipe: do not wait for the end of the output.
+    left = "the recording ended while 1 process that was started still runs: sleep "
+    assert process.stdout.readline().startswith(left)
     assert process.stdout.readline() == "interrupt\n"
     assert process.wait(timeout=30) == 0
 

@@ -55,6 +55,7 @@ OPTIONS = {
         "calls": "launches",
     },
     "-- ./app": {"command": Path("./app")},
+    "--wait-children -- ./app": {"command": "./app", "wait_children": True},
     "--hook nccl --only cu* --exclude *Get* --library /l.so --pid 4 --no-children": {
         "hooks": "nccl", "only": "cu*", "exclude": ["*Get*"], "libraries": ["/l.so"], "pids": 4,
         "children": False,

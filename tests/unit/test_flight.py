@@ -259,7 +259,7 @@ def test_a_recording_that_cannot_be_written_does_not_end_the_recorder(clock: Clo
         pass
     assert recorder.messages == ["There is no room. Free some."]
     assert recorder.inner.recordings == []
-    recorder.inner.end("exit 0")
+    recorder.inner.end("exit 0", {})
     recorder.inner.finish()
     while not recorder.inner.wait(0.01):
         pass

@@ -178,9 +178,10 @@ def test_a_process_that_is_asked_sends_its_last_record_and_lets_go(producer: str
     with start(producer, channel, "until_over") as process:
         wait_for_line(channel, process.stdout, "begun")
         assert not channel.is_over()
+        assert channel.processes() == {process.pid}
         channel.stop()
         assert wait_for_line(channel, process.stdout, "over")[-1] == b"last"
-        assert channel.is_over()
+        assert channel.is_over() and not channel.processes()
         assert process.poll() is None, "the program goes on"
         process.communicate()
     assert process.returncode == 0

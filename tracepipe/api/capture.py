@@ -83,6 +83,10 @@ class CaptureOptions:
     """The process that records is left out."""
     children: Annotated[bool, Option(
         "Also record the child processes of these, or not.", panel=WHO, also=_PROBING)] = True
+    wait_children: Annotated[bool, Option(
+        "Do not stop when the command or the processes of --pid end, but when all processes that they "
+        "started have ended too.",
+        panel=WHO, also=_LIVE)] = False
 
     layers: Annotated[str | Sequence[str] | None, Option(
         f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first four, and "
@@ -280,6 +284,11 @@ def request_of(
         layers = _layers(options.layers, of_command=bool(command) and has_gpus)
     with about("when"):
         Conditions(when)
+    if options.wait_children and not ((command or pids) and options.children):
+        with about("wait_children"):
+            raise TracepipeError(
+                "There are no children to wait for.", "Give a command or --pid, and record its children."
+            )
     with about("last"):
         last = last_of(read["last"], read["last_size"], when, limits, windows)
     with about("ring_bytes"):
@@ -306,6 +315,7 @@ def request_of(
         comm=options.comm,
         system=options.system,
         children=options.children,
+        wait_children=options.wait_children,
         calls=calls_of(options.calls, only),
         hooks=_several(options.hooks),
         only=only,

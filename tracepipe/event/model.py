@@ -8,11 +8,13 @@ classes state their fields, and `schemas/event.schema.json` and the checks in `c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, NewType, TypedDict, TypeVar
 
 from tracepipe.launchers import RANK_MAX
+from tracepipe.units import counted
 
 SCHEMA_VERSION: Final = "tracepipe/1"
 
@@ -48,6 +50,7 @@ STALLS: Final = ("gpu_stall", "gpu_stall_pc")
 """The types of records that are samples of what warps waited for."""
 MONOTONIC: Final = "monotonic"
 HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
+_NAMED: Final = 5  # processes in a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,12 +430,26 @@ class Footer(JsonObject):
             maximum=COUNT_LIMIT,
         ),
     ] = field(default_factory=dict)
+    running: Annotated[
+        int | None, Doc("processes that still ran when what had started them had ended", 0, COUNT_LIMIT)
+    ] = None
+    running_processes: Annotated[dict[str, str], Doc("the first of them: process → name")] = field(
+        default_factory=dict
+    )
 
     WRITTEN_EMPTY = ("counts", "losses")
 
     def end_ns(self, clock: str) -> int | None:
         """The reading of a host clock at the end; None where it is not known."""
         return _reading_ns(self.end, clock)
+
+
+def still_running(count: int, processes: Mapping[str, str]) -> str:
+    """A sentence about processes, by number, that still ran at the end of a recording."""
+    names = [f"{comm} ({pid})" for pid, comm in processes.items()][:_NAMED]
+    names += ["…"] if count > len(names) else []
+    started = counted(count, "process|processes that was|were started still runs|run")
+    return f"the recording ended while {started}: {', '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True)

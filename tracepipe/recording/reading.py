@@ -21,7 +21,7 @@ from tracepipe.clocks import Clocks
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
-from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Problem, Record
+from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Problem, Record, still_running
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
@@ -161,10 +161,11 @@ def open_recording(
 
 
 def footer_notes(footer: Footer, counts: Mapping[str, int]) -> list[str]:
-    """Notes where the footer disagrees with the file."""
+    """Notes where the footer disagrees with the file, and on processes that it says still ran."""
     if not footer.is_read:
         return ["the file has no footer: the capture was cut off"]
-    return [
+    notes = [still_running(footer.running, footer.running_processes)] if footer.running else []
+    return notes + [
         f"the footer counts {made} {layer} {agree(made, 'event|events')}, the file has {counts.get(layer, 0)}"
         for layer, made in footer.counts.items()
         if counts.get(layer, 0) != made

@@ -80,6 +80,7 @@ class FlightRecorder(Store):
     _no_room: deque[tuple[int, Mapping[str, int]]] = field(default_factory=deque)
     _asked: str = ""
     _reason: str = ""
+    _running: Mapping[str, str] = field(default_factory=dict)
     _dump: _Dump | None = None
     _notes: set[str] = field(default_factory=set)
     _failure: OutputError | None = None
@@ -129,9 +130,9 @@ class FlightRecorder(Store):
             self._dump = self._begin_dump(self._asked)
             self._asked = ""
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, running: Mapping[str, str]) -> None:
         """Set why the recording ends: what is kept is written a last time by `finish`."""
-        self._reason = reason
+        self._reason, self._running = reason, running
 
     def finish(self) -> None:
         """Called at the end: write what is kept."""
@@ -267,7 +268,7 @@ class FlightRecorder(Store):
         while not spool.wait(1.0):
             pass
         filtered = self.attachment.filtered
-        footer = footer_of(spool, filtered, dump.device, dump.reason, dump.end, dump.evicted)
+        footer = footer_of(spool, filtered, dump.device, dump.reason, dump.end, dump.evicted, self._running)
         spool.write_record(footer)
         dump.error = spool.error
         dump.recording = Recording(

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tracepipe.errors import TracepipeError
@@ -21,13 +22,14 @@ from tracepipe.tracer.request import CALL_LAYERS, CaptureRequest
 if TYPE_CHECKING:
     from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
 
+_RUNNING_MAX: Final = 16  # names of processes in a footer
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # The options of the request that a header has where they differ from the default.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
     "gpu_warps", "gpu_thread_exits", "gpu_warp_marks", "gpu_stalls", "gpu_counters_ns", "pids", "comm",
-    "system", "children", "calls", "stacks", "hooks", "only", "exclude", "libraries", "min_duration_ns",
-    "sample", "delay_ns", "start_on", "stop_on", "repeat",
+    "system", "children", "wait_children", "calls", "stacks", "hooks", "only", "exclude", "libraries",
+    "min_duration_ns", "sample", "delay_ns", "start_on", "stop_on", "repeat",
 )  # fmt: skip
 
 
@@ -104,9 +106,10 @@ def footer_of(
     ended_by: str,
     end: HostInstant,
     evicted: Mapping[str, int] | None = None,
+    running: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The footer of a recording that ended at `end`. `filtered` and `evicted`: layer → events that were left
-    out by filters, and because they did not fit.
+    out by filters, and because they did not fit. `running`: processes that the command left → their names.
     """
     footer: dict[str, Any] = {
         "type": "footer",
@@ -128,4 +131,8 @@ def footer_of(
         footer["filtered"] = dict(filtered)
     if evicted:
         footer["evicted"] = dict(evicted)
+    if running:
+        footer["running"] = len(running)
+        named = list(running.items())[:_RUNNING_MAX]
+        footer["running_processes"] = dict(named)
     return footer

@@ -5,6 +5,7 @@ Triggers begin and end windows. The command line writes them as `profiler`, `cal
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
@@ -249,7 +250,8 @@ class CaptureRequest:
     `kernels` or, where `gpu` is `off`, alone. `gpu_counters_ns` is the interval at which the GPUs' hardware
     counters are sampled, with any engine. `libraries` are files to probe instead of those that the command
     would load. With `last`, only the last events are kept. `ring_bytes` is rounded up to a power of two. The
-    command's standard output is the descriptor `stdout`.
+    command's standard output is the descriptor `stdout`. With `wait_children` a recording of a command or of
+    `pids` ends when the processes that those started have ended too.
     """
 
     command: list[str] = field(default_factory=list)
@@ -270,6 +272,7 @@ class CaptureRequest:
     comm: str = ""
     system: bool = False
     children: bool = True
+    wait_children: bool = False
     calls: str = "all"
     stacks: str = "python"
     hooks: tuple[str, ...] = ()
@@ -297,6 +300,11 @@ class Scope:
     pids: tuple[int, ...] = ()
     comm: str = ""
     children: bool = True
+
+    @property
+    def comm_bytes(self) -> bytes:
+        """The name as the kernel keeps it: at most 15 bytes, which need not be UTF-8."""
+        return os.fsencode(self.comm)[:15]
 
 
 class Cause(IntEnum):

@@ -13,14 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from tracepipe.errors import OutputError
-from tracepipe.event.model import HostInstant
+from tracepipe.event.model import HostInstant, still_running
 from tracepipe.hooks.hook import FilePlace
 from tracepipe.tracer.engines.drain import SHORT_S, Tick
 from tracepipe.tracer.engines.engine import Attachment, Chunk, Engine, Listeners, Store
 from tracepipe.tracer.find.library import find_program
 from tracepipe.tracer.flight import FlightRecorder, Outputs
 from tracepipe.tracer.frame import footer_of, header_of, instant
-from tracepipe.tracer.machine.processes import Processes, ended_first, runs_first
+from tracepipe.tracer.machine.processes import (
+    Processes,
+    comm_of,
+    ended_first,
+    has_process,
+    runs_first,
+)
 from tracepipe.tracer.machine.refusals import shortage_of
 from tracepipe.tracer.plan import plan_of
 from tracepipe.tracer.records.record import event_count
@@ -29,12 +35,14 @@ from tracepipe.tracer.spool import Spool, why
 from tracepipe.tracer.summary import CaptureSummary
 from tracepipe.tracer.target import Interrupts, Target, blocked, check_not_interrupted
 from tracepipe.tracer.windows import WindowCourse
+from tracepipe.units import counted
 
 if TYPE_CHECKING:
     from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 _LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library waits 3 s for a running kernel
 
+_LOOK_NS: Final = 50_000_000
 _SPARE_BYTES: Final = 16 << 20  # counted by limits of address space; no page of it is ever used
 _Given = TypeVar("_Given")
 
@@ -117,6 +125,8 @@ class _Session:
     windows: WindowCourse = field(init=False)
     _stated: int = 0  # notes of the device
     _answered: int = 0  # requests to write the last events
+    _looked_ns: int = 0  # when children were last looked for, after the end of what started them
+    _is_waiting: bool = False  # for children, which was reported
     _events: int = 0  # of the probes, where their number is limited
 
     def run(self) -> CaptureSummary:
@@ -148,6 +158,7 @@ class _Session:
                     if control is not None:
                         control.ended()
                     before_ns = time.monotonic_ns()
+                    running = last.attempt(lambda: self._running(processes)) or {}
                     last.attempt(lambda: self.windows.finish(before_ns))
                     if device is not None:
                         last.attempt(device.stop)
@@ -161,7 +172,12 @@ class _Session:
                             break
                 ended_by = ended_by or _failure(store.error)
                 end = instant()
-                store.end("interrupt" if interrupts.count else ended_by)
+                running = {pid: comm for pid, comm in running.items() if has_process(int(pid))}
+                if running:
+                    is_told = not (self.request.wait_children or interrupts.count)
+                    hint = "; --wait-children records them to their end" if is_told else ""
+                    self.listeners.notify(still_running(len(running), running) + hint)
+                store.end("interrupt" if interrupts.count else ended_by, running)
                 for collector in collectors:
                     collector.finish()
                 while not store.wait(0.05):
@@ -172,7 +188,7 @@ class _Session:
                 self._say_notes(is_final=True)
                 renderer = device.renderer() if device else None
                 reason = "interrupt" if interrupts.count else ended_by
-                footer = footer_of(store, attachment.filtered, renderer, reason, end)
+                footer = footer_of(store, attachment.filtered, renderer, reason, end, running=running)
                 store.write_record(footer)
             finally:
                 if device is not None:
@@ -202,6 +218,7 @@ class _Session:
             cpu_losses=store.cpu_losses,
             filtered=footer.get("filtered", {}),
             ended_by=footer["ended_by"],
+            running=running,
             exit_code=exit_code,
             wall_ns=before_ns - start["monotonic_ns"],
             attach_ns=self.attach_ns,
@@ -274,12 +291,41 @@ class _Session:
         """Why there is nothing more to record, or ""."""
         if self.interrupts.target is not None:
             ending = self.interrupts.target.poll()
-            return ending.text if ending is not None else ""
+            return ending.text if ending is not None and not self._waits(processes) else ""
         if self.interrupts.count:
             return "interrupt"
         if self.interrupts.stopped:
             return "stopped"
-        return "the processes ended" if processes.have_ended() else ""
+        return "the processes ended" if processes.have_ended() and not self._waits(processes) else ""
+
+    def _waits(self, processes: Processes) -> bool:
+        """Whether children are waited for, and still run. A signal ends the wait."""
+        now_ns = time.monotonic_ns()
+        if not self.request.wait_children or self.interrupts.count:
+            return False
+        if now_ns - self._looked_ns >= _LOOK_NS:
+            running = self._running(processes)
+            self._looked_ns = time.monotonic_ns()
+            if running and not self._is_waiting:
+                self._is_waiting = True
+                who = self.request.command[0] if self.request.command else "the processes"
+                waiting = counted(len(running), "process|processes that was|were started")
+                names = ", ".join(f"{comm} ({pid})" for pid, comm in running.items())
+                self.listeners.notify(
+                    f"{who} ended; waiting for {waiting}: {names} (Ctrl-C ends the recording)"
+                )
+            return bool(running)
+        return self._is_waiting
+
+    def _running(self, processes: Processes) -> dict[str, str]:
+        """The processes that run on after what started them has ended, and their names."""
+        target = self.interrupts.target
+        if target.poll() is None if target is not None else not processes.have_ended():
+            return {}
+        found = self.attachment.processes()
+        if self.device is not None:
+            found |= self.device.channel.processes()
+        return {str(pid): comm_of(pid) for pid in sorted(found) if has_process(pid)}
 
     def _say_notes(self, *, is_final: bool = False) -> None:
         """Pass on the notes of the library in the target's processes, as they arrive."""

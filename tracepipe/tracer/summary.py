@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import LAYERS
@@ -51,7 +51,7 @@ class CaptureSummary:
     recording without windows. `recordings` are those of a flight recorder, whose counts and losses are then
     those of the last one. `error` is "" for a recording that is complete and has the requested name;
     otherwise it states what went wrong, and `hint` what to do. `stall_samples` are samples of what warps
-    wait for, which are no events.
+    wait for, which are no events. `running` has the processes that had been started by those that ended.
     """
 
     counts: dict[str, int]
@@ -69,6 +69,7 @@ class CaptureSummary:
     hint: str = ""
     recordings: tuple[Recording, ...] = ()
     stall_samples: int = 0
+    running: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise OutputError for a recording that is not complete, or has another name."""

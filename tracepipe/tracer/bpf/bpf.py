@@ -13,12 +13,15 @@ import fcntl
 import os
 import platform
 import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from ctypes import addressof
 from pathlib import Path
 
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 
-BPF_MAP_CREATE, BPF_MAP_UPDATE_ELEM, BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY = 0, 2, 3, 4
+BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM = 0, 1, 2
+BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY = 3, 4
 BPF_PROG_LOAD, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN, BPF_LINK_CREATE = 5, 15, 17, 28
 PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT, PROG_TYPE_RAW_TRACEPOINT = 2, 5, 17
 PERF_EVENT_LINK, KPROBE_MULTI, UPROBE_MULTI = 41, 42, 48  # enum bpf_attach_type
@@ -189,6 +192,23 @@ def map_update(map_fd: int, key: bytes, value: bytes) -> None:
         BPF_MAP_UPDATE_ELEM,
         struct.pack("<IIQQQ", map_fd, 0, addressof(key_buffer), addressof(value_buffer), 0),
     )
+
+
+def map_values(map_fd: int, key_bytes: int, value_bytes: int, most: int) -> Iterator[bytes]:
+    """The values of a hash map of at most so many elements, which changes meanwhile: some may come twice."""
+    key, value = ctypes.create_string_buffer(key_bytes), ctypes.create_string_buffer(value_bytes)
+    before = 0
+    for _ in range(most):
+        try:
+            #  0 map │ 8 key (0: the first) │ 16 next key
+            bpf(BPF_MAP_GET_NEXT_KEY, struct.pack("<IIQQ", map_fd, 0, before, addressof(key)))
+        except OSError:
+            return
+        before = addressof(key)
+        with suppress(FileNotFoundError):  # it was deleted in between
+            #  0 map │ 8 key │ 16 value │ 24 flags
+            bpf(BPF_MAP_LOOKUP_ELEM, struct.pack("<IIQQQ", map_fd, 0, before, addressof(value), 0))
+            yield value.raw
 
 
 def map_clear(map_fd: int, key_bytes: int) -> None:

@@ -134,6 +134,7 @@ def hashed_slot(probe: Probe) -> tuple[int, int]:
 _HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _RINGBUF = 1, 2, 6, 9, 27  # enum bpf_map_type
 _MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _THREADS_MAX = 65536
+_THREAD_BYTES = 24  # struct thread of probes.bpf.c
 _OPEN_CALLS_MAX = 16384
 
 _BUSY_BYTE = 3  # holds bit 31 of the length; the other bits of that byte are 0 for short records
@@ -168,7 +169,7 @@ class Maps:
         # name → kind, bytes of a key and of a value, entries, flags
         forms: dict[str, tuple[int, ...]] = {
             "ring": (_RINGBUF, 0, 0, ring_bytes),
-            "tracked": (_HASH, 4, 24, _THREADS_MAX),
+            "tracked": (_HASH, 4, _THREAD_BYTES, _THREADS_MAX),
             "control": (_ARRAY, 4, 8, len(Control), _MMAPABLE),
             "drops": (_ARRAY, 4, 8, counters, _MMAPABLE),
             "wanted": (_ARRAY, 4, 8, 512, _MMAPABLE),
@@ -222,6 +223,11 @@ class Maps:
     def adopt(self, tgid: int) -> None:
         """Record the threads of a process of this pid namespace from their next event on. Raises OSError."""
         bpf.map_update(self["adopted"], struct.pack("=I", tgid), struct.pack("=Q", 1))
+
+    def processes(self) -> set[int]:
+        """The processes that have recorded threads now."""
+        values = bpf.map_values(self["tracked"], 4, _THREAD_BYTES, _THREADS_MAX)
+        return {struct.unpack_from("=I", value)[0] for value in values}
 
     def close(self) -> None:
         """Unmap the maps, and close their descriptors."""

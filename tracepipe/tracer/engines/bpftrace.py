@@ -100,6 +100,7 @@ class Order(IntEnum):
     MARK = 3  # print after all earlier lines of this processor; word: the number of the mark
     STOP = 4  # stop following threads, then as MARK
     COUNTS = 5  # print the last sequence numbers and the filtered events, then as MARK
+    THREADS = 6  # print the threads that are followed, then as MARK
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +225,7 @@ class Script:
                 f"if (arg1 == {Order.START}) {{ @arm = (uint64)arg0; @on = 1; }}",
                 f"if (arg1 == {Order.STOP}) {{ @on = 0; clear(@t); {mark} }}",
                 f"if (arg1 == {Order.COUNTS}) {{ print(@s); print(@f); {mark} }}",
+                f"if (arg1 == {Order.THREADS}) {{ print(@t); {mark} }}",
             ]
         self._add(f'uprobe:"{library}":"{function}" /pid == {self.own_pid}/', *orders)
 
@@ -233,7 +235,7 @@ class Script:
         starts = ["(@arm != 0 && @arm == (uint64)pid)"]
         matches = "$t != 0"
         if scope.kind == "comm":
-            starts.append(f'comm == "{quoted(scope.comm)}"')
+            starts.append(f'comm == "{quoted(scope.comm_bytes)}"')
         if scope.kind == "system":
             starts.append(f"pid != {self.own_pid}")
             matches = f"($t != 0 || pid != {self.own_pid})"
@@ -492,7 +494,7 @@ def _number(value: int) -> str:
     return f"(((uint64){value >> 32:#x} << 32) | (uint64){value & 0xFFFFFFFF:#x})"
 
 
-def quoted(text: str) -> str:
+def quoted(text: str | bytes) -> str:
     """A text for use between quotes; other bytes than plain ASCII become octal escapes."""
     return "".join(
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}"
@@ -644,6 +646,10 @@ class BpftraceAttachment(Attachment):
             self._processors = [cpu for cpu in self._processors if cpu not in unreached]
             lines.marks.clear()
         return lines.release(min(lines.newest_ns.get(cpu, 0) for cpu in self._processors))
+
+    def processes(self) -> set[int]:
+        self._lines.followed.clear()
+        return self._lines.followed if self._obeys(Order.THREADS) else set()
 
     def lost(self) -> list[Loss]:
         """The losses since the last call, exact for each layer: gaps in the sequence numbers of a thread."""
@@ -948,6 +954,7 @@ class Lines:
         self.losses: list[Loss] = []
         self.counts: dict[int, int] = {}  # sequence → its next number, as printed at the end
         self.filtered: Counter[int] = Counter()  # layer → events
+        self.followed: set[int] = set()  # processes whose threads were printed
         self.clock = Clock(False)
         self.newest_ns: dict[int, int] = {}  # processor → time of its last line
         self._text_end = text_end.encode()
@@ -1025,6 +1032,9 @@ class Lines:
         parts, text = line.split(b" "), b""
         if line[:1] in _SPECIAL:
             if line.startswith(b"Lost "):  # the sequence numbers are more exact
+                return
+            if line.startswith(b"@t["):  # `@t[1234]: 8589935826`
+                self.followed.add(int(line.partition(b"]: ")[2]) & 0xFFFFFFFF)
                 return
             if line.startswith((b"@s[", b"@f[")):  # `@s[1234, 3]: 17`
                 key, _, count = line.partition(b"]: ")

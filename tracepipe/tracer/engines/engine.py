@@ -115,8 +115,8 @@ class Store:
     def ask(self, reason: str) -> None:
         """Write the last events."""
 
-    def end(self, reason: str) -> None:
-        """Called when the recording has ended, before `finish`."""
+    def end(self, reason: str, running: Mapping[str, str]) -> None:
+        """Called when the recording has ended, before `finish`, with the processes that still run."""
 
 
 class ThreadStore(Store):
@@ -262,6 +262,10 @@ class Attachment:
 
     def arm(self, windows: int) -> None:
         """From now on the plan's functions begin and end windows, at most this many."""
+
+    def processes(self) -> set[int]:
+        """The processes whose events are recorded now, where that is known."""
+        return set()
 
     def turns(self) -> list[Turn]:
         """The begins and ends of windows by functions, in what was collected since the last call."""

@@ -78,6 +78,7 @@ from tracepipe.tracer.records.record import (
     DROP_LAYERS,
     UNSEEN,
     Loss,
+    ids_in,
     unread,
     unread_error,
     window_record,
@@ -487,7 +488,7 @@ def _close_all(waiting: list[int]) -> None:
             os.close(waiting.pop(0))
 
 
-_COMM_BYTES = 16
+_IDS_MAX = 65536
 _OVER = 1 << 62  # in Control.ASKED_NS: OVER of probes.bpf.c
 _MISSED = "at most: the kernel skipped the probe's program, as another program was running on the processor"
 _UNSEEN = (
@@ -512,6 +513,8 @@ class ProbeAttachment(Attachment):
         self._polled_ns = time.monotonic_ns()
         self._marks: deque[tuple[int, bytes]] = deque()  # (bytes in the ring before it, record of a window)
         self._turns: list[Turn] = []
+        self._ids: dict[int, int] = {}
+        """Processes by the kernel's ids → their ids in the pid namespace of this process."""
         self._reported_refused: set[int] = set()
         triggers = plan.windows.places if plan.windows else ()
         self.probed = frozenset(trigger.begins for trigger in triggers)
@@ -528,7 +531,7 @@ class ProbeAttachment(Attachment):
         if soft != hard:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         device, inode = self._namespace or (0, 0)
-        comm = os.fsencode(plan.scope.comm)[: _COMM_BYTES - 1].ljust(_COMM_BYTES, b"\0")
+        comm = plan.scope.comm_bytes.ljust(16, b"\0")
         self._constants: dict[int, int] = {
             Constant.PROCESSORS: self._maps.processors,
             Constant.WITH_SCHEDULER: "scheduler" in plan.own,
@@ -657,11 +660,21 @@ class ProbeAttachment(Attachment):
 
     def collect(self) -> bytes:
         chunk = self._drain.read(self._marks[0][0] if self._marks else None)
+        if self._namespace is not None:
+            self._ids |= ids_in(chunk)
+            while len(self._ids) > _IDS_MAX:  # those that ended are not removed before
+                del self._ids[next(iter(self._ids))]
         if self._plan.windows is not None:
             self._turns += [Turn(ts_ns, begins) for ts_ns, begins in windows_in(chunk)]
         while self._marks and self._marks[0][0] <= self._drain.taken_bytes:
             chunk += self._marks.popleft()[1]
         return chunk
+
+    def processes(self) -> set[int]:
+        found = self._maps.processes()
+        if self._namespace is None:
+            return found
+        return {self._ids[pid] for pid in found if pid in self._ids}
 
     def _mark(self, record: bytes) -> None:
         """Place a record after everything that is in the ring now."""

@@ -60,7 +60,7 @@ def running_threads(scope: Scope) -> Iterator[Thread]:
     """The running threads of a scope, without those of this process."""
     everyone = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
     for pid in scope.pids if scope.kind == "pids" else everyone:
-        if pid == os.getpid() or (scope.kind == "comm" and comm_of(pid) != scope.comm[:15]):
+        if pid == os.getpid() or (scope.kind == "comm" and _comm_bytes(pid) != scope.comm_bytes):
             continue
         try:
             tids = [int(path.name) for path in (_PROC / str(pid) / "task").iterdir()]
@@ -79,10 +79,23 @@ def all_threads(scope: Scope) -> Iterator[Thread]:
 
 def comm_of(pid: int, tid: int = 0) -> str:
     """The name of a thread, or of the process's first thread without a `tid`; "" if it has ended."""
+    return _comm_bytes(pid, tid).decode(errors="replace")
+
+
+def _comm_bytes(pid: int, tid: int = 0) -> bytes:
     try:
-        return (_PROC / f"{pid}/task/{tid or pid}/comm").read_text(errors="replace").rstrip("\n")
+        return (_PROC / f"{pid}/task/{tid or pid}/comm").read_bytes()[:-1]  # without the line end after it
     except OSError:
-        return ""
+        return b""
+
+
+def has_process(pid: int) -> bool:
+    """Whether a process runs: it is there, and is not a zombie."""
+    try:
+        state = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in (b"Z", b"X")
 
 
 def runs_first() -> None:

@@ -11,6 +11,7 @@ One record, little-endian, with offsets in bytes; the first eight bytes are the 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tracepipe.errors import OutputError
@@ -68,7 +69,6 @@ LAYER_OF_KIND = {
 UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch
 _KIND_AT = 28
 _NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW, THREAD_END})
-_WINDOW = bytes({WINDOW})
 _TEXT_BYTES = 32
 OF_WINDOWS = 0xFFFF
 """The processor number of TEXT records that name a window, as no thread made them."""
@@ -89,13 +89,20 @@ def window_record(
 
 def windows_in(chunk: bytes) -> list[tuple[int, bool]]:
     """When windows began (True) or ended (False), from the WINDOW records in `chunk`."""
+    return [(fields[0], bool(fields[7])) for fields in _of_kind(chunk, WINDOW)]
+
+
+def ids_in(chunk: bytes) -> dict[int, int]:
+    """Processes by the kernel's ids → their ids in the capture's pid namespace, from THREAD_IDS records."""
+    return {fields[2]: fields[7] >> 32 for fields in _of_kind(chunk, THREAD_IDS)}
+
+
+def _of_kind(chunk: bytes, kind: int) -> Iterator[tuple[int, ...]]:
     kinds = chunk[_KIND_AT::RECORD_BYTES]
-    found, at = [], kinds.find(_WINDOW)
+    at = kinds.find(kind)
     while at >= 0:
-        fields = RECORD.unpack_from(chunk, at * RECORD_BYTES)
-        found.append((fields[0], bool(fields[7])))
-        at = kinds.find(_WINDOW, at + 1)
-    return found
+        yield RECORD.unpack_from(chunk, at * RECORD_BYTES)
+        at = kinds.find(kind, at + 1)
 
 
 def event_count(chunk: bytes) -> int:

@@ -381,6 +381,12 @@ class Channel:
                 self._processes.remove(process)
         return not self._processes
 
+    def processes(self) -> set[int]:
+        """The processes that have the channel now."""
+        self.accept()
+        self.is_over()
+        return {_peer(process)[0] for process in self._processes}
+
     def close(self) -> None:
         """Release the memory. Processes that still have it mapped are not harmed, and record no more: to them
         it looks as if this one had ended.
@@ -400,8 +406,7 @@ class Channel:
         if len(self._processes) >= CONNECTIONS_MAX:
             return False
         try:
-            _, user, _ = _PEER.unpack(process.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-            if user not in self._users:
+            if _peer(process)[1] not in self._users:
                 return False
             process.setblocking(False)
             socket.send_fds(process, [b"\1"], [self._memory])
@@ -488,3 +493,8 @@ class Channel:
             self._is_overwritten = True
             self._faults[OVERWRITTEN] = 1
             self.stop()
+
+
+def _peer(process: socket.socket) -> tuple[int, ...]:
+    """The process, user and group that connected, as the kernel says."""
+    return _PEER.unpack(process.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
