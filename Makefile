@@ -33,7 +33,8 @@ computed: .venv/.test native
 searched: .venv/.test native
 	nice -n 19 $(BIN)/python benchmarks/identical.py 100000
 	nice -n 19 $(BIN)/python -m tests.native.sanitize --seconds 30
-	nice -n 19 $(BIN)/python -m tests.fuzz.run --seconds 30
+	nice -n 19 $(BIN)/python -m tests.fuzz.run --seconds 22
+	nice -n 19 $(BIN)/python -m tests.fuzz.run --programs --seconds 8
 
 check: .venv/.test native
 	$(BIN)/ruff format --check .
@@ -53,9 +54,10 @@ native: .venv/.test
 sanitize: .venv/.test
 	$(BIN)/python -m tests.native.sanitize
 
-# Mutated recordings through every reader, converter, report and command.
+# Mutated recordings through every reader, converter, report and command; and mutated programs and libraries.
 fuzz: .venv/.test native
 	$(BIN)/python -m tests.fuzz.run
+	$(BIN)/python -m tests.fuzz.run --programs
 
 # Other examples of the properties than those that each run of the tests tries.
 explore: .venv/.test native

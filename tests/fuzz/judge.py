@@ -251,7 +251,7 @@ def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run
 def _command(path: Path, source: str, asked: Asked) -> None:
     for command in asked.some(_COMMANDS, 1):
         argv = [*command.split(), str(path), *([str(path)] if command.startswith("diff") else [])]
-        code, out, err = _ran(argv + (["--from", source] if source else []))
+        code, out, err = ran(argv + (["--from", source] if source else []))
         assert code in (0, 1), err
         text = (err if "chrome" in command else out + err).decode()  # a trace is not text for people
         assert {letter for letter in text if not letter.isprintable()} <= {"\n"}
@@ -263,7 +263,8 @@ def _command(path: Path, source: str, asked: Asked) -> None:
             assert "\ntracepipe: " in "\n" + err.decode()
 
 
-def _ran(argv: list[str]) -> tuple[int, bytes, bytes]:
+def ran(argv: list[str]) -> tuple[int, bytes, bytes]:
+    """Exit status, output and errors of a command, in this process."""
     out, err = io.BytesIO(), io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "100")

@@ -1,7 +1,8 @@
-"""Runs mutated recordings through every reader, converter, report and command.
+"""Runs mutated recordings through every reader, converter, report and command; or mutated programs.
 
     python -m tests.fuzz.run                                # 75 seconds, as `make test` does
     python -m tests.fuzz.run --seconds 3600 --seed 7
+    python -m tests.fuzz.run --programs                     # and of ELF files, cubins and fat binaries
     python -m tests.fuzz.run --seed 7 --case 1234           # one case again
     python -m tests.fuzz.run --seed 7 --case 1234 --keep NAME
 
@@ -25,13 +26,14 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
+from tests.fuzz import programs
 from tests.fuzz.judge import Asked, judge
 from tests.fuzz.mutations import FINDS, recording
 from tests.support.program import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 # Of processor time: the slowest case takes about a second of it, loading the libraries included.
-CASE_SECONDS = 60.0
+CASE_SECONDS, PROGRAM_SECONDS = 60.0, 10.0
 GRACE_S = 180.0
 _CUTS_MAX = 400
 
@@ -44,18 +46,19 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise TooMuchWork(f"more than {CASE_SECONDS:g} s of processor time")
 
 
-def run_case(seed: int, case: int, path: Path) -> None:
+def run_case(seed: int, case: int, path: Path, *, is_program: bool = False) -> None:
     """Make a case and judge it. Raises what it finds."""
     rng = Random(f"{seed} {case}")
-    path.write_bytes(recording(rng))
-    _judge(path, rng)
+    path.unlink(missing_ok=True)  # it may be a pipe by now
+    path.write_bytes(programs.program(rng) if is_program else recording(rng))
+    _judge(path, rng, is_program=is_program)
 
 
-def _judge(path: Path, rng: Random) -> None:
+def _judge(path: Path, rng: Random, *, is_program: bool = False) -> None:
     signal.signal(signal.SIGPROF, _stop)
-    signal.setitimer(signal.ITIMER_PROF, CASE_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, PROGRAM_SECONDS if is_program else CASE_SECONDS)
     try:
-        judge(path, Asked(rng))
+        programs.judge(path, rng) if is_program else judge(path, Asked(rng))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -103,7 +106,7 @@ def work(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < end:
             os.pwrite(place, f"{case:<12}".encode(), 0)
-            run_case(asked.seed, case, Path(folder, "input.jsonl"))
+            run_case(asked.seed, case, Path(folder, "input.jsonl"), is_program=asked.programs)
             case += asked.jobs
     print((case - asked.first) // asked.jobs)
 
@@ -114,7 +117,7 @@ def share(asked: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder, str(first)) for first in range(asked.jobs)]
         common = [f"--{name}={getattr(asked, name)}" for name in ("seconds", "seed", "jobs")]
-        command = [sys.executable, "-m", "tests.fuzz.run", *common]
+        command = [sys.executable, "-m", "tests.fuzz.run", *common, *["--programs"] * asked.programs]
         started = [
             subprocess.Popen(
                 [*command, f"--first={first}", f"--place={place}"],
@@ -143,8 +146,8 @@ def _result(process: subprocess.Popen[str], place: Path, asked: argparse.Namespa
         (out, err), how = process.communicate(), "it does not end"
     if process.returncode == 0:
         return int(out)
-    case = place.read_text().strip() if place.exists() else "?"
-    return f"{err}\n{how}; again: python -m tests.fuzz.run --seed {asked.seed} --case {case}"
+    case, words = place.read_text().strip() if place.exists() else "?", " --programs" * asked.programs
+    return f"{err}\n{how}; again: python -m tests.fuzz.run{words} --seed {asked.seed} --case {case}"
 
 
 def main() -> int:
@@ -157,9 +160,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--case", type=int, help="one case, in this process")
     parser.add_argument("--keep", metavar="NAME", help="with --case: make it small and keep it")
+    parser.add_argument("--programs", action="store_true", help="programs and libraries, not recordings")
     parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.keep and asked.programs:
+        parser.error("--keep is for recordings")
     if asked.first is not None:
         work(asked)
         return 0
@@ -172,7 +178,7 @@ def main() -> int:
             kept.write_bytes(reduced(asked.seed, asked.case, path))
             print(f"kept {kept}")
         else:
-            run_case(asked.seed, asked.case, path)
+            run_case(asked.seed, asked.case, path, is_program=asked.programs)
             print("nothing found")
     return 0
 

@@ -25,7 +25,8 @@ import io
 import json
 import struct
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -142,11 +143,8 @@ def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
         files = files_with_kernels(path)
         for file in files:
             try:
-                found = [
-                    kernel
-                    for cubin in cubins(file, listing.notes.append)
-                    for kernel in kernels_in(cubin, file)
-                ]
+                with closing(cubins(file, listing.notes.append)) as parts:
+                    found = [kernel for cubin in parts for kernel in kernels_in(cubin, file)]
             except InputError as error:
                 if len(files) == 1:
                     raise
@@ -180,7 +178,7 @@ def files_with_kernels(path: str) -> list[str]:
     return found
 
 
-def cubins(path: str, notify: Callable[[str], None]) -> Iterator[bytes]:
+def cubins(path: str, notify: Callable[[str], None]) -> Generator[bytes, None, None]:
     """The cubins in a file. `notify` gets messages about what cannot be read. Raises InputError."""
     with ForeignFile(path, "Give a program, a library or a .cubin file.") as file:
         if file.read(0, min(len(_MAGIC), file.size)) == _MAGIC:
@@ -221,9 +219,9 @@ def _in_fat_binaries(
                 ptx_count += kind == _PTX
                 if kind == _CUBIN:
                     cubin_count += 1
-                    size = min(packed or entry_bytes, entry_bytes, max(end - body, 0))
-                    is_small = max(size, whole) <= _BYTES_MAX
-                    cubin = _decompressed(file.read(body, size), flags, whole) if is_small else None
+                    size = min(packed or entry_bytes, entry_bytes)
+                    is_there = body + size <= end and max(size, whole) <= _BYTES_MAX
+                    cubin = _decompressed(file.read(body, size), flags, whole) if is_there else None
                     unknown += cubin is None
                     if cubin is not None:
                         left -= len(cubin)
