@@ -56,7 +56,7 @@ def dataset(job: tuple[SimulatedJob, Path]) -> Path:
     return folder
 
 
-class _Inline:
+class Inline:
     """A pool that works in this process, which is quicker. What reads the recording `fatal` is killed."""
 
     fatal = ""
@@ -64,7 +64,7 @@ class _Inline:
     def __init__(self, *_: object, **__: object) -> None:
         self._is_broken = False
 
-    def __enter__(self) -> _Inline:
+    def __enter__(self) -> Inline:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,11 +84,11 @@ class _Inline:
 
 
 @pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> type[_Inline]:
+def inline(monkeypatch: pytest.MonkeyPatch) -> type[Inline]:
     """Has recordings read in this process."""
-    monkeypatch.setattr("tracepipe.dataset.build.ProcessPoolExecutor", _Inline)
-    monkeypatch.setattr(_Inline, "fatal", "")
-    return _Inline
+    monkeypatch.setattr("tracepipe.dataset.build.ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(Inline, "fatal", "")
+    return Inline
 
 
 def layer(dataset: Path, name: str) -> pl.DataFrame:
@@ -220,7 +220,7 @@ def test_a_rank_that_cannot_be_read_is_named_and_left_out(
 
 
 def test_the_death_of_one_process_affects_no_other_rank(
-    job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[_Inline]
+    job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[Inline]
 ) -> None:
     inline.fatal = "1.jsonl"
     built = build([str(job[1])], str(tmp_path / "ds"), jobs=2)
@@ -254,7 +254,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_build_that_is_killed_leaves_whole_ranks(
-    job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[_Inline]
+    job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[Inline]
 ) -> None:
     """Before the row of the last rank is in place: that rank is not there, and the next build adds it."""
     folder, program = tmp_path / "ds", tmp_path / "build.py"

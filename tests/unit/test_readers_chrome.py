@@ -193,6 +193,31 @@ def test_only_what_is_broken_is_lost(broken: bytes, message: str) -> None:
         assert where in ([(2, message)], [(2, message.replace("is not JSON", "does not end"))])
 
 
+@pytest.mark.parametrize(
+    ("form", "skipped"),
+    [
+        ("[A,[B],C]", 1),
+        ("[[A,B],[C]]", 2),
+        ("[A]\n[B,C]", 1),
+        ('[A,"]","{",B,5,[6],C]', 4),
+        ('{"traceEvents":[A,[B],C],"x":1}', 1),
+        ('{"traceEvents":[A],"x":1,B,C]}', 0),
+        ('{"traceEvents":[A],"x":tru,B,C}', 1),
+        ('{"traceEvents":[A,B]}{"traceEvents":[C]}', 0),
+        ('{"traceEvents":[A,B,C]}D', 1),
+        ('{"traceEvents":[A,B,C]} 5', 1),
+        ('{"traceEvents":[A,B,C],"x":1}{"traceEvents":[D]}', 1),
+    ],
+)
+def test_a_bracket_in_a_wrong_place_ends_nothing_unheard(form: str, skipped: int) -> None:
+    for name in "ABCD":
+        text = f'{{"ph":"i","name":"{name.lower()}","pid":1,"tid":1,"ts":1}}'
+        form = form.replace(name, text)
+    records, problems = read(form.encode())
+    assert [record["name"] for record in records if record["type"] == "hook"] == ["a", "b", "c"]
+    assert sum(problem.skipped for problem in problems) == skipped
+
+
 def test_a_trace_that_was_cut_off_is_reported() -> None:
     records, problems = read(b"[" + ONE + b",\n" + TWO[:-9])
     assert [record["name"] for record in records] == ["one"]

@@ -204,3 +204,15 @@ def test_a_tree_without_times_is_refused_with_what_to_do() -> None:
     with pytest.raises(FormatError, match="has only sums") as caught:
         recognise(json.dumps(tree, indent=2).encode())
     assert "data=" in caught.value.hint
+
+
+def test_what_is_joined_with_a_broken_scope_or_not_unicode_is_read() -> None:
+    whole, deep = json.dumps(SCOPE), json.loads("[" * 300 + "]" * 300)
+    _, (warps,), problems = inside(
+        whole[:-1] + whole + "}", SCOPE | {"name": "\ud800"}, SCOPE | {"args": {"deep": deep}}
+    )
+    assert warps["ranges"] == ["load", "?"]
+    assert [problem.message.partition(" (")[0] for problem in problems if problem.skipped] == [
+        "is not JSON",
+        "nests deeper than 200 levels",
+    ]

@@ -52,7 +52,7 @@ def write_part(
                     base_ns = 0 if first_ns == TIME_LIMIT_NS else first_ns
             stretch = Stretch(
                 base_ns if start is None else start.on_trace(base_ns),
-                TIME_LIMIT_NS if end is None else end.on_trace(base_ns),
+                TIME_LIMIT_NS + 1 if end is None else end.on_trace(base_ns),
             )
             if stretch.start_ns >= stretch.end_ns:
                 raise TracepipeError("The window is empty.", "Give an end after its start.")

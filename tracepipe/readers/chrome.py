@@ -73,22 +73,20 @@ from tracepipe.launchers import RANK_MAX
 from tracepipe.native import library
 from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text
 from tracepipe.readers.json_elements import (
+    ANOTHER,
     Elements,
     Fault,
     JsonElements,
-    events_in,
+    events_of,
     ns_of,
     ns_of_text,
-    parsed,
 )
 from tracepipe.readers.recording import (
     BOM,
-    TOO_DEEP,
     FirstProblems,
     Recording,
     Unusable,
     counted_problems,
-    is_too_deep,
 )
 from tracepipe.readers.sorted_rows import (
     FLOW,
@@ -368,21 +366,16 @@ class ChromeEvents:
 
     def _event(self, text: bytes) -> list[Fault]:
         """Add an event, and return the places and texts of what is wrong."""
-        try:
-            event = parsed(text)
-            if is_too_deep(text, event):
-                return [(0, TOO_DEEP)]
-            if event:
-                self._add_event(event, text)
-            return []
-        except Unusable as e:
-            return [(0, f"{e.field}: {e.message}")]
-        except (ValueError, RecursionError):
-            # A missing bracket or quote may have joined it with valid events.
-            wrong = [(0, "is not JSON")]
-            for start, end in events_in(text, 1):
-                wrong += [(start + at, message) for at, message in self._event(text[start:end])]
-            return wrong
+        wrong: list[Fault] = []
+        for at, whole, event in events_of(text):
+            try:
+                if type(event) is str:
+                    wrong.append((at, event))
+                elif event:
+                    self._add_event(event, whole)
+            except Unusable as e:
+                wrong.append((at, f"{e.field}: {e.message}"))
+        return wrong
 
     def _add_event(self, event: dict[str, Any], text: bytes) -> None:
         phase = event.get("ph")
@@ -988,7 +981,7 @@ class _Trace:
             self._problems.add(*self._events.add_all(batch))
             yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
         if elements.has_another:
-            self._problems.add(Problem(0, "", "another trace follows the first one, and is not read"))
+            self._problems.add(Problem(0, "", ANOTHER))
 
     def _batches(self) -> Iterator[SourceBatch]:
         """Batches with problems while events are read, and then the events in the order of time."""

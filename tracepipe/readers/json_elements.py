@@ -23,7 +23,7 @@ import orjson
 from tracepipe.event.columns import Int64s
 from tracepipe.event.model import TIME_LIMIT_NS, Problem
 from tracepipe.native import library
-from tracepipe.readers.recording import BOM, LINE_LIMIT_BYTES
+from tracepipe.readers.recording import BOM, LINE_LIMIT_BYTES, TOO_DEEP, is_too_deep
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}\[\]]', re.DOTALL)
 _BETWEEN = re.compile(rb"[\s,]*")
@@ -91,12 +91,15 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")
 _SCALAR_END = re.compile(rb"[,\]}\s]")
 _NEXT = re.compile(rb"[{\]]")
+# A whole value that is no object, in its place.
+_OTHER = re.compile(rb'(?:"(?:[^"\\]|\\.)*"|\[[^{}\[\]"]*\]|[^\s,{}\[\]"]+)(?=\s*[,\]])', re.DOTALL)
 _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 # How an event begins inside of broken text, and how many such places are tried.
 _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
 _BEGINS_MAX = 1 << 10
 _BEGIN_BYTES_MAX = 1 << 16
 _NEWLINE: Final = ord("\n")
+ANOTHER: Final = "another trace follows the first one, and is not read"
 CUT_OFF: Final = "was cut off in the middle of the event"
 
 
@@ -268,11 +271,8 @@ class JsonElements(JsonText):
 
     def batches(self) -> Iterator[Elements]:
         """The objects of the array. Afterwards, members and the array of a following object are read."""
-        while not self.is_ended or self._in_object:
-            if self.is_ended:
-                if not self._members() and not (self._peek() == b"}" and self._begin_another()):
-                    break
-                self.is_ended = False
+        while not self.is_ended or self._goes_on():
+            self.is_ended = False
             found = objects(self._text, self._at)
             batch = Elements(self._text, found.starts, found.ends, self._before, self._lines_before)
             self._at = found.at
@@ -283,18 +283,27 @@ class JsonElements(JsonText):
             while self._more():
                 self._at = len(self._text)
 
+    def _goes_on(self) -> bool:
+        """Whether more follows the bracket that ended the array: members with another array, another object,
+        or events, as the bracket closed something else.
+        """
+        if not self._in_object or not self._members():
+            found = self._peek()
+            return self._begin_another() if found == b"}" and self._in_object else found != b""
+        return True
+
     def _begin_another(self) -> bool:
         """Go to the array of another object that follows, as Proton once wrote one for each stream. If the
         members of the first object are about more than how to show its events, they need not apply to others.
         """
         self._at += 1
-        if self._peek() != b"{":
+        if not (first := self._peek()):
             return False
-        self.has_another = not self.members.keys() <= _OF_VIEWERS
-        if self.has_another:
-            return False
-        self._at += 1
-        return self._members()
+        self.has_another = first != b"{" or not self.members.keys() <= _OF_VIEWERS
+        if not self.has_another:
+            self._at += 1
+            self.has_another = not self._members()
+        return not self.has_another
 
     def _go_on(self, batch: Elements, *, is_open: bool) -> None:
         """Go to the next object, where the buffer has no whole object here."""
@@ -303,6 +312,8 @@ class JsonElements(JsonText):
             self.is_ended = not self._more()
         elif first == b"]":
             self._at += 1
+            while self._peek() == b"]":  # the last one may be that of the array
+                self._at += 1
             self.is_ended = True
         elif is_open:
             if len(self._text) - self._at > LINE_LIMIT_BYTES or not self._more():
@@ -314,15 +325,27 @@ class JsonElements(JsonText):
                 batch.faults.append((self._before + self._at, message))
                 self._at += len(whole) if inner is None else inner[0]
         elif first != b"{":
+            self._skip_others(batch)
+
+    def _skip_others(self, batch: Elements) -> None:
+        """Skip what is in the place of events, up to the next event or bracket."""
+        while True:
             batch.faults.append((self._before + self._at, "is not an event"))
-            if first == b"}" and self._in_object:
+            if found := _OTHER.match(self._text, self._at, self._at + _BEGIN_BYTES_MAX):
+                self._at = found.end()
+            elif self._in_object and self._text.startswith(b"}", self._at):
                 self._at += 1
+            else:
+                break
+            found = _BETWEEN.match(self._text, self._at)
+            self._at = found.end() if found else self._at
+            if self._text[self._at : self._at + 1] in (b"", b"{", b"]"):
                 return
-            while (found := _NEXT.search(self._text, self._at)) is None:
-                self._at = len(self._text)
-                if not self._more():
-                    return
-            self._at = found.start()
+        while (found := _NEXT.search(self._text, self._at)) is None:
+            self._at = len(self._text)
+            if not self._more():
+                return
+        self._at = found.start()
 
 
 def parsed(text: bytes) -> Any:
@@ -336,8 +359,8 @@ def parsed(text: bytes) -> Any:
 
 def _parsed(text: bytes) -> object:
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return parsed(text)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -355,6 +378,19 @@ def events_in(text: bytes, at: int) -> Iterator[tuple[int, int]]:
             at = end
         else:
             at = start + 1
+
+
+def events_of(text: bytes, at: int = 0) -> Iterator[tuple[int, bytes, Any]]:
+    """The event in the text of an object, with its place, after `at`, and its own text; or what is wrong with
+    it. A missing bracket or quote may have joined it with valid events, which follow then.
+    """
+    try:
+        event = parsed(text)
+        yield at, text, TOO_DEEP if is_too_deep(text, event) else event
+    except (ValueError, RecursionError):
+        yield at, text, "is not JSON"
+        for start, end in events_in(text, 1):
+            yield from events_of(text[start:end], at + start)
 
 
 _PLAIN = re.compile(r"(-?)(\d{1,18})(?:\.(\d+))?")

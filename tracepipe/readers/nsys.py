@@ -295,8 +295,8 @@ class _Annotations:
     def _process_range(self, row: Values, name: str) -> None:
         start, end, whole, domain = row[0], row[1], row[6], row[9]
         ranges = self._ranges.setdefault((_pid(whole), domain), RangeNumbers())
-        number = ranges.lowest() if self._rows.has_room_for_ends else None
         is_known = type(end) is int and end >= start
+        number = ranges.lowest() if self._rows.can_end(start, end if is_known else start) else None
         if number is None:
             self._add(row, "X", name, dur_ns=end - start if is_known else 0)
             return

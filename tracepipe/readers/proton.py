@@ -20,10 +20,10 @@ import numpy as np
 import orjson
 
 from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, event_columns
-from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Header, Problem, Record, cut_text
+from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
-from tracepipe.readers.json_elements import JsonElements, ns_of
+from tracepipe.readers.json_elements import ANOTHER, JsonElements, events_of, ns_of
 from tracepipe.readers.recording import FirstProblems, Recording, Unusable
 from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
 from tracepipe.units import counted
@@ -46,6 +46,8 @@ _WARPS_AT_ONCE: Final = 1 << 10
 _BATCH_BYTES: Final = 1 << 18
 _THREADS: Final = 32
 _YEAR_NS: Final = 365 * 86_400 * 10**9
+# So that times are possible when the least one has become 0.
+_LATEST_NS: Final = TIME_LIMIT_NS // 2 - _YEAR_NS
 
 
 @dataclass(slots=True)
@@ -80,14 +82,19 @@ class _Trace:
         if elements.begin():
             for batch in elements.batches():
                 faults = list(batch.faults)
-                for place, text in batch.texts():
+                for place, text, event in (
+                    one for at, whole in batch.texts() for one in events_of(whole, at)
+                ):
                     try:
-                        self._add_event(orjson.loads(text), text)
-                    except orjson.JSONDecodeError:
-                        faults.append((place, "is not JSON"))
+                        if type(event) is str:
+                            faults.append((place, event))
+                        else:
+                            self._add_event(event, text)
                     except Unusable as e:
                         faults.append((place, f"{e.field}: {e.message}"))
                 self._problems.add(*map(batch.problem, sorted(faults)))
+        if elements.has_another:
+            self._problems.add(Problem(0, "", ANOTHER))
         self._put_away()
 
     def _add_event(self, event: dict[str, Any], text: bytes) -> None:
@@ -103,8 +110,10 @@ class _Trace:
         if warp is None:
             raise Unusable("tid", "is not a warp")
         ts_ns, dur_ns = (ns_of(event.get(key), key, text) for key in ("ts", "dur"))
-        if ts_ns is None or dur_ns is None or not 0 <= dur_ns <= _YEAR_NS:
-            raise Unusable("ts" if ts_ns is None else "dur", "is not a time that a trace can have")
+        if ts_ns is None or abs(ts_ns) > _LATEST_NS:
+            raise Unusable("ts", "is not a time that a trace can have")
+        if dur_ns is None or not 0 <= dur_ns <= _YEAR_NS:
+            raise Unusable("dur", "is not a time that a trace can have")
         if not isinstance(event.get("name"), str):
             raise Unusable("name", "is missing, or is not a string")
         self._add(event, block, int(warp[1]), (ts_ns, dur_ns, cut_text(event["name"])))

@@ -347,7 +347,10 @@ _SESSIONS_MAX: Final = 64
 def recording_in(database: Database, problems: list[Problem]) -> Recording:
     """The recordings in a database as one. `problems` come first. The database is closed at the end."""
     rows = EventRows(database, problems)
-    endings = sorted(name[len(STRINGS) :] for name in database.tables if name.startswith(STRINGS))
+    kinds = (STRINGS, *(f"rocpd_{kind}" for kind in _TABLES))
+    endings = sorted(
+        {name.removeprefix(kind) for kind in kinds for name in database.tables if name.startswith(kind)}
+    )
     sessions = [_Session(database, ending, rows.problems) for ending in endings[:_SESSIONS_MAX]]
     if len(endings) > _SESSIONS_MAX:
         rows.say(f"the first {_SESSIONS_MAX} of {len(endings)} recordings in it are read")
@@ -373,5 +376,5 @@ def _steps(rows: EventRows, sessions: list[_Session]) -> Iterator[None]:
         for process, correlation in session.work():
             launches.note(process, correlation)
     sources = [one for session in sessions for one in _Events(rows, session, launches).sources()]
-    rows.say_unread(lambda table: not table.startswith("rocpd_") or table.startswith(_READ))
+    rows.say_unread(lambda table: table.startswith(_READ))
     yield from rows.steps(sources)

@@ -130,6 +130,8 @@ _TABLES: Final = {
         "size",
     ),
 }  # fmt: skip
+_WITHOUT_TIMES: Final = frozenset({"code_objects", "counters", "host_functions", "summary"})
+"""Members of a process that are not read, as they have no events."""
 _EFFECTS: Final = (("ALLOCATE", "ALLOC"), ("FREE", "FREE"))
 # Rows between two commits. Each commit frees the memory of SQLite.
 _ROWS_AT_ONCE: Final = 1 << 14
@@ -169,6 +171,7 @@ def _to_tables(walk: JsonWalk, path: str) -> list[Problem]:
             for key in walk.members():
                 if key != TOP:
                     walk.skip()
+                    problems.append(Problem(0, key, "is not read", skipped=False))
                     continue
                 for number, _ in enumerate(walk.elements()):
                     _Process(connection, f"_{number}", problems).read(walk)
@@ -229,7 +232,8 @@ class _Process:
                     self._records(walk, kind)
             else:
                 walk.skip()
-        for kind, count in self._unread.items():
+                self._unread[key] += key not in _WITHOUT_TIMES
+        for kind, count in (+self._unread).items():
             words = counted(count, "record|records is|are not read")
             self._problems.append(Problem(0, kind, words, skipped=False))
 
@@ -263,6 +267,7 @@ class _Process:
     def _records(self, walk: JsonWalk, kind: str) -> None:
         if not walk.sees(b"["):
             walk.skip()
+            self._unread[kind] += 1
             return
         insert = {
             "kernel_dispatch": self._dispatch,

@@ -338,10 +338,10 @@ class EventRows:
         self._others.append(record)
         self._rows.append((NONE, SPECIAL, len(self._others) - 1, 0, 0, None, NONE))
 
-    @property
-    def has_room_for_ends(self) -> bool:
-        """Whether a further range may wait for its end."""
-        return len(self._ends) < ENDS_MAX
+    def can_end(self, start_ns: int, end_ns: int) -> bool:
+        """Whether a range may wait for its end: both times are possible, and few others wait."""
+        is_possible = 0 <= start_ns + self.base_ns <= end_ns + self.base_ns <= TIME_LIMIT_NS
+        return is_possible and len(self._ends) < ENDS_MAX
 
     def end_later(self, end_ns: int, shape: Shape, then: Callable[[], None] | None = None) -> None:
         """Add the end of a range when its time comes, and call `then` with it. The range that began last ends
@@ -363,7 +363,7 @@ class EventRows:
         """Whether a range can be a begin and an end: it is within those that are open on its track, and its
         end can wait. If so, it is open from now on. Ranges come in the order of their starts.
         """
-        if not self.has_room_for_ends:
+        if not self.can_end(start_ns, end_ns):
             return False
         if len(self._open) >= _ROWS_MAX and track not in self._open:
             self._open = {key: ends for key, ends in self._open.items() if ends and ends[-1] > start_ns}
