@@ -30,7 +30,7 @@ Functions = dict[int, list[str]]
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
 _GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")
 _TIMEOUT_S, _ANSWER_BYTES = 5, 1 << 20
-_NAMES_MAX = 1 << 21  # of all files: a process can map thousands
+_NAMES_MAX = 1 << 20  # of all files: a process can map thousands
 # 1000 × major + 10 × minor: a function may have a new ABI in any of them. The child asks for those below the
 # library's own version, and for its own; the library refuses later ones.
 _VERSIONS = (
@@ -91,7 +91,7 @@ class FunctionTables:
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._tables: dict[tuple[str, bool], Functions] = {}
-        self._left = _NAMES_MAX
+        self._counts: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
         self.ids: dict[str, tuple[int, int]] = {}
 
@@ -152,22 +152,26 @@ class FunctionTables:
         return self._tables.setdefault((path, local), {})
 
     def _read(self, path: str, local: bool) -> Functions:
-        by_address: dict[int, dict[str, None]] = {}
+        by_address: dict[int, list[str]] = {}
         with Elf(path) as elf:
             functions = elf.functions(local=local)
-            self._left -= len(functions)
-            if self._left < 0:
+            self._counts[path] = len(functions)  # of local ones too, later
+            if sum(self._counts.values()) > _NAMES_MAX:
                 hint = "Record fewer processes at a time."
                 message = f"with it, the files have more than {_NAMES_MAX:,} functions"
                 raise InputError(message, hint, path=path)
             for name, address in functions:
                 if (names := by_address.get(address)) is None:
-                    by_address[address] = {name: None}
-                else:
-                    names[name] = None
+                    by_address[address] = [name]
+                elif names[-1] != name:
+                    names.append(name)
             if self.ids.setdefault(path, elf.file_id) != elf.file_id:
                 raise InputError("it was replaced while it was read", "Try again.", path=path)
-            return {elf.file_offset(address): list(names) for address, names in by_address.items()}
+            # A name may be in both tables of symbols.
+            return {
+                elf.file_offset(address): names if len(names) < 3 else [*dict.fromkeys(names)]
+                for address, names in by_address.items()
+            }
 
 
 def _base(name: str) -> str:

@@ -49,7 +49,7 @@ _SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BYTES_MAX = 1 << 27  # of a cubin; NVIDIA's largest have about 10 MB
 _TIMES_MAX = 32  # how many times larger than a file its decompressed cubins may be
-_ENTRIES_MAX = 1 << 20  # of a file
+_ENTRIES_MAX = 1 << 18  # of a file, its fat binaries too
 _TABLE_BYTES = 1 << 24  # of attributes, and of relocations
 _FILES_MAX, _SOURCE_CHARS = 1 << 16, 1 << 10  # files of a line number program, and characters of a path
 _ROW_BYTES = 1 << 8  # from the address of a line number program to its first row
@@ -207,7 +207,7 @@ def _in_fat_binaries(
             unknown += start > end
             cubin_count = ptx_count = 0
             entry_count += 1
-            while at + _ENTRY.size <= min(start, end):
+            while at + _ENTRY.size <= min(start, end) and left >= 0 and entry_count <= _ENTRIES_MAX:
                 kind, _, head, entry_bytes, packed, *_, flags, _, whole = _ENTRY.unpack(
                     file.read(at, _ENTRY.size)
                 )
@@ -226,8 +226,8 @@ def _in_fat_binaries(
                     if cubin is not None:
                         left -= len(cubin)
                         yield cubin
-                if left < 0 or entry_count > _ENTRIES_MAX:
-                    raise InputError("it has more GPU code than any file", "Give another file.", path=path)
+            if left < 0 or entry_count > _ENTRIES_MAX:
+                raise InputError("it has more GPU code than any file", "Give another file.", path=path)
             only_ptx += ptx_count > 0 and not cubin_count
     if unknown:
         words = "cubin|cubins is|are damaged, or its|their compression is unknown"

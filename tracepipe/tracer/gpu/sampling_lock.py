@@ -26,6 +26,7 @@ from tracepipe.printable import printable
 _PREFIX: Final = "tracepipe-gpu-sampling-"
 _PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _COMMAND_LENGTH: Final = 80
+_COMMAND_BYTES: Final = 4096
 _ASKING_MAX: Final = 1024  # connections stay in the queue, as nobody accepts them
 
 
@@ -68,7 +69,8 @@ def _holder(uuid: str) -> str:
     if pid <= 0:
         return "a process of another container"
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        with Path(f"/proc/{pid}/cmdline").open("rb") as file:  # as long as that process likes
+            command = file.read(_COMMAND_BYTES).replace(b"\0", b" ").decode(errors="replace")
     except OSError:  # /proc may hide other users' processes
         return f"process {pid}"
     shown = printable(command.strip()[:_COMMAND_LENGTH])
