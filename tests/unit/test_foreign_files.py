@@ -130,7 +130,7 @@ def test_a_large_table_of_names_is_read_in_windows_and_long_names_are_cut(
 
 
 def test_all_files_together_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(functions, "_NAMES_MAX", 3)
+    monkeypatch.setattr(functions, "_TABLES_BYTES", 3 * 256)
     notes, found = list[str](), []
     tables = FunctionTables(notes.append)
     for number in range(3):
@@ -138,7 +138,9 @@ def test_all_files_together_have_a_bound(tmp_path: Path, monkeypatch: pytest.Mon
         path.write_bytes(library(["cuInit", "cuLaunch"]))
         found.append(len(tables.all_of(str(path), local=False)))
     assert found == [2, 0, 0]
-    assert all("with it, the files have more than 3 functions" in note for note in notes) and len(notes) == 2
+    assert (
+        all("the files up to this one have too many functions" in note for note in notes) and len(notes) == 2
+    )
 
 
 def listed(path: Path, data: bytes) -> tuple[int, list[str]]:

@@ -128,6 +128,11 @@ class Elf:
         return (0, 0) if self._opened is None else (self._opened.status.st_dev, self._opened.status.st_ino)
 
     @property
+    def bytes_read(self) -> int:
+        """The bytes that were read of it so far."""
+        return 0 if self._opened is None else self._opened.bytes_read
+
+    @property
     def is_gpu_code(self) -> bool:
         """Whether it is a cubin."""
         return bool(self._machine == _EM_CUDA)

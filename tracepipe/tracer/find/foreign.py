@@ -43,7 +43,8 @@ class Content:
 
 
 class ForeignFile:
-    """A regular file, open while in use as a context. `status` and `size` are those of the opened file.
+    """A regular file, open while in use as a context. `status` and `size` are those of the opened
+    file, `bytes_read` is what was read of it.
 
     Raises InputError if it cannot be opened or is no regular file, and at the end of the context if it was
     changed, replaced or removed since then.
@@ -64,7 +65,7 @@ class ForeignFile:
         except OSError as error:
             message = f"cannot be read: {error.strerror}"
             raise InputError(message, "Check the path.", path=path) from None
-        self.status = os.fstat(self._file)
+        self.status, self.bytes_read = os.fstat(self._file), 0
         self.size = self.status.st_size
         if not 0 < self.size <= _BYTES_MAX:
             os.close(self._file)
@@ -96,6 +97,7 @@ class ForeignFile:
                 raise self._changed()
             parts.append(part)
             offset += len(part)
+            self.bytes_read += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _is_same(self) -> bool:

@@ -30,7 +30,9 @@ Functions = dict[int, list[str]]
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
 _GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")
 _TIMEOUT_S, _ANSWER_BYTES = 5, 1 << 20
-_NAMES_MAX = 1 << 20  # of all files: a process can map thousands
+# A process can map thousands of files. What is kept and read of all has a bound; a function takes these bytes
+# besides its name.
+_TABLES_BYTES, _READ_BYTES, _FUNCTION_BYTES = 1 << 29, 1 << 32, 256
 # 1000 × major + 10 × minor: a function may have a new ABI in any of them. The child asks for those below the
 # library's own version, and for its own; the library refuses later ones.
 _VERSIONS = (
@@ -91,7 +93,8 @@ class FunctionTables:
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._tables: dict[tuple[str, bool], Functions] = {}
-        self._counts: dict[str, int] = {}
+        self._read_bytes = 0
+        self._sizes: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
         self.ids: dict[str, tuple[int, int]] = {}
 
@@ -154,12 +157,13 @@ class FunctionTables:
     def _read(self, path: str, local: bool) -> Functions:
         by_address: dict[int, list[str]] = {}
         with Elf(path) as elf:
-            functions = elf.functions(local=local)
-            self._counts[path] = len(functions)  # of local ones too, later
-            if sum(self._counts.values()) > _NAMES_MAX:
-                hint = "Record fewer processes at a time."
-                message = f"with it, the files have more than {_NAMES_MAX:,} functions"
-                raise InputError(message, hint, path=path)
+            self._check_amount(path)
+            try:
+                functions = elf.functions(local=local)
+            finally:
+                self._read_bytes += elf.bytes_read
+            self._sizes[path] = sum(len(name) + _FUNCTION_BYTES for name, _ in functions)
+            self._check_amount(path)
             for name, address in functions:
                 if (names := by_address.get(address)) is None:
                     by_address[address] = [name]
@@ -172,6 +176,11 @@ class FunctionTables:
                 elf.file_offset(address): names if len(names) < 3 else [*dict.fromkeys(names)]
                 for address, names in by_address.items()
             }
+
+    def _check_amount(self, path: str) -> None:
+        if sum(self._sizes.values()) > _TABLES_BYTES or self._read_bytes > _READ_BYTES:
+            hint = "Record fewer processes at a time."
+            raise InputError("the files up to this one have too many functions", hint, path=path)
 
 
 def _base(name: str) -> str:

@@ -53,7 +53,7 @@ _ENTRIES_MAX = 1 << 18  # of a file, its fat binaries too
 _TABLE_BYTES = 1 << 24  # of attributes, and of relocations
 _FILES_MAX, _SOURCE_CHARS = 1 << 16, 1 << 10  # files of a line number program, and characters of a path
 _ROW_BYTES = 1 << 8  # from the address of a line number program to its first row
-_KERNELS_MAX, _NAMES_CHARS = 1 << 20, 1 << 28  # of all files
+_KERNELS_MAX, _NAMES_CHARS = 1 << 19, 1 << 27  # of all files
 
 _ATTRIBUTE = struct.Struct("<BBH")
 _PAIR = struct.Struct("<II")
@@ -454,7 +454,9 @@ def demangled(names: Collection[str], notify: Callable[[str], None]) -> dict[str
     asked = sorted(name for name in names if name.startswith("_Z"))
     found = list[str]()
     try:
-        found = json.loads(answer(_DEMANGLE, asked, bytes_max=_NAMES_CHARS, timeout_s=60)) if asked else []
+        found = (
+            json.loads(answer(_DEMANGLE, asked, bytes_max=2 * _NAMES_CHARS, timeout_s=60)) if asked else []
+        )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         notify(f"names are not demangled: {error}")
     return {name: name for name in names} | {

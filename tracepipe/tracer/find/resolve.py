@@ -128,7 +128,9 @@ class _SetSearch:
             elif self._without_fit(hooks):
                 names = {name for path in files for found in tables.all_of(path).values() for name in found}
                 damaged = [tables.unreadable[path] for path in files if path in tables.unreadable]
-                self._missing(hooks, "; ".join(damaged) or f"no such function in {' or '.join(files)}", names)
+                self._missing(
+                    hooks, "; ".join(damaged[:3]) or f"no such function in {' or '.join(files)}", names
+                )
 
     def _add_functions(self, path: str, functions: dict[int, list[str]], index: HookIndex) -> None:
         """Add probes for functions (offset → names); of several matching names, the shortest is used."""
