@@ -140,7 +140,7 @@ def assert_drawn(
     assert Counter(values) - counts == Counter(), outcome.words
 
 
-def assert_converted(makers: list[Made], core: str, to: str = "perfetto") -> None:
+def assert_converted(makers: list[Made], core: str, to: str = "perfetto") -> Said:
     """Convert files as one timeline, by one of the implementations of the inner loops."""
     slices = [one for made in makers for one in made.slices]
     with tempfile.TemporaryDirectory() as folder, running(core):
@@ -148,9 +148,11 @@ def assert_converted(makers: list[Made], core: str, to: str = "perfetto") -> Non
         if any(one.ts_ns + (one.dur_ns or 0) > FAR_NS for one in slices):
             to = "perfetto"  # Chrome's times are floats of microseconds
         trace = Path(folder, f"out.{to}")
-        outcome = said("convert", *paths, "-f", to, "-o", trace)
+        offsets = [word for path in paths if paths[1:] for word in ("--offset", f"{path.name}=0")]
+        outcome = said("convert", *paths, *offsets, "-f", to, "-o", trace)
         assert_drawn(trace, outcome, slices, slices, [one for made in makers for one in made.counts])
         assert outcome.skipped == sum(made.skipped for made in makers), outcome.words
+        return outcome
 
 
 def assert_cut(made: Made, at_ns: int, core: str) -> None:

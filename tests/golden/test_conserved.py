@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -354,8 +355,10 @@ def viztracer_text(draw: st.DrawFn) -> Made:
 
     made.slices = [one._replace(ts_ns=placed(one.ts_ns)) for one in made.slices]
     made.counts = [(placed(ts_ns), value) for ts_ns, value in made.counts]
-    text = '{"traceEvents":[' + ",".join(texts) + '],"viztracer_metadata":{"version":"1"}}'
-    made.content = text.encode("utf-8", "surrogatepass")
+    ending = draw(st.sampled_from(["]}", "]}", "]", ""]))
+    made.skipped += ending != "]}"
+    text = '{"viztracer_metadata":{"version":"1"},"traceEvents":[' + ",".join(texts) + ending
+    made.content = text.encode()
     return made
 
 
@@ -396,8 +399,10 @@ def proton_text(draw: st.DrawFn) -> Made:
     made.slices = [one._replace(ts_ns=one.ts_ns + ahead_ns) for one in made.slices]
     # The first event shows the format.
     sniffed = {"ph": "M", "pid": "k Core0 CTA0", "tid": "warp 0 (line 0)"}
-    text = json.dumps({"traceEvents": [sniffed]})[:-2] + ",".join(["", *texts]) + "]}"
-    made.content = text.encode("utf-8", "surrogatepass")
+    ending = draw(st.sampled_from(["]}", "]}", "]", ""]))
+    made.skipped += ending != "]}"
+    text = json.dumps({"traceEvents": [sniffed]})[:-2] + ",".join(["", *texts]) + ending
+    made.content = text.encode()
     return made
 
 
@@ -531,8 +536,8 @@ def test_records_are_in_one_part_or_in_both(source: str, data: st.DataObject, co
     assert_cut(data.draw(SOURCES[source]), data.draw(near), core)
 
 
-@settings(max_examples=12 * MORE)
-@given(rocpd_tables(), rocpd_tables() | rocprof_text(), cores, formats)
+@settings(max_examples=20 * MORE)
+@given(st.one_of(*SOURCES.values()), st.one_of(*SOURCES.values()), cores, formats)
 def test_records_of_two_files_are_drawn_or_counted(one: Made, other: Made, core: str, to: str) -> None:
     other.name = f"other-{other.name}"
     assert_converted([one, other], core, to)
@@ -543,3 +548,36 @@ def test_records_of_two_files_are_drawn_or_counted(one: Made, other: Made, core:
 def test_records_are_in_the_tables_of_a_dataset(makers: tuple[Made, ...], core: str) -> None:
     with mock.patch("tracepipe.dataset.build.ProcessPoolExecutor", Inline):
         assert_built([*makers], core)
+
+
+def crossing(source: str) -> bytes | Callable[[Path], object]:
+    """A file with more records than a batch, most of which overlap 99 others of their thread."""
+    if source == "rocpd":
+        on = {"pid": 1, "tid": 10, "name_id": 2}
+        rows = [
+            {"id": 1 + at, "start": START_NS + at, "end": START_NS + at + 100, **on} for at in range(1500)
+        ]
+        return lambda path: rocpd.make(path, {"string": rocpd.about()["string"], "region": rows})
+    if source == "rocprof":
+        kinds = [{"kind": "HIP_RUNTIME_API", "operations": ["hipLaunchKernel"]}]
+        of = {"kind": 0, "operation": 0, "thread_id": 1}
+        records = [
+            {"start_timestamp": START_NS + at, "end_timestamp": START_NS + at + 100, **of}
+            for at in range(1500)
+        ]
+        process = {"strings": {"buffer_records": kinds}, "buffer_records": {"hip_api": records}}
+        return json.dumps({rocprof_json.TOP: [process]}).encode()
+    if source == "wprof":
+        of = {"t": "cuda_api", "name": "hipLaunchKernel", "task": {"pid": 5, "tid": 5}}
+        lines = [event_text({"ts": f"1.{at + 100:09}", "dur": "1e-7"}, **of) for at in range(1500)]
+        return "\n".join(['{"timer_freq_hz":9,"stack_cnt":0}', *lines]).encode()
+    of = {"ph": "X", "cat": "FEE", "name": "hipLaunchKernel", "pid": "k Core0 CTA0", "tid": "warp 0 (line 0)"}
+    texts = [event_text({"ts": us(START_NS + at), "dur": "0.1"}, **of) for at in range(1500)]
+    ending = ',"viztracer_metadata":{}' if source == "viztracer" else ""
+    return ('{"traceEvents":[' + ",".join(texts) + "]" + ending + "}").encode()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_records_for_which_there_is_no_track_are_counted(source: str, core: str) -> None:
+    slices = [Slice("hipLaunchKernel", START_NS + at, 100) for at in range(1500)]
+    assert assert_converted([Made("run", crossing(source), slices)], core).not_drawn > 0

@@ -170,6 +170,21 @@ def test_ranges_of_a_process_have_the_least_free_number(export: Any) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", [59, 60])
+def test_a_range_with_an_impossible_end_or_on_the_track_of_another_is_whole(export: Any, kind: int) -> None:
+    # Threads of two machines with one number.
+    other = made.T + (2 << 48)
+    ranges = [nvtx(0, 9, 59, "a"), nvtx(5, 20, 59, "b", other), nvtx(30, 1 << 62, kind, "c")]
+    _, records, problems = read(export(NVTX_EVENTS=ranges))
+    assert [(one["name"], one["phase"], one.get("dur_ns")) for one in records] == [
+        ("a", "B", None),
+        ("b", "X", 15),
+        ("a", "E", None),
+        ("c", "X", (1 << 62) - 30),
+    ]
+    assert not any(problem.skipped for problem in problems)
+
+
 def test_ranges_without_room_for_their_ends_stay_whole(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_tables, "ENDS_MAX", 1)
     ranges = [nvtx(0, 9, 59, "a"), nvtx(1, 8, 59, "b"), nvtx(2, 7, 60, "c"), nvtx(10, 11, 59, "d")]

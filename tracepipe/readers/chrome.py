@@ -73,7 +73,6 @@ from tracepipe.launchers import RANK_MAX
 from tracepipe.native import library
 from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text
 from tracepipe.readers.json_elements import (
-    ANOTHER,
     Elements,
     Fault,
     JsonElements,
@@ -980,8 +979,8 @@ class _Trace:
         for batch in elements.batches():
             self._problems.add(*self._events.add_all(batch))
             yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
-        if elements.has_another:
-            self._problems.add(Problem(0, "", ANOTHER))
+        if elements.rest:
+            self._problems.add(Problem(0, "", elements.rest))
 
     def _batches(self) -> Iterator[SourceBatch]:
         """Batches with problems while events are read, and then the events in the order of time."""

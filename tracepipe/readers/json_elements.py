@@ -99,7 +99,8 @@ _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
 _BEGINS_MAX = 1 << 10
 _BEGIN_BYTES_MAX = 1 << 16
 _NEWLINE: Final = ord("\n")
-ANOTHER: Final = "another trace follows the first one, and is not read"
+_ANOTHER: Final = "another trace follows the first one, and is not read"
+_UNFINISHED: Final = "ends without its last bracket: what followed is missing"
 CUT_OFF: Final = "was cut off in the middle of the event"
 
 
@@ -221,8 +222,8 @@ class JsonElements(JsonText):
         super().__init__(stream)
         self.members: dict[str, Any] = {}
         self.is_ended = False
-        self.has_another = False
-        """Whether another object follows that is not read."""
+        self.rest = ""
+        """What is wrong after the last event that was read, if anything is."""
         self._in_object = False
 
     def sees(self, pattern: re.Pattern[bytes]) -> bool:
@@ -287,10 +288,13 @@ class JsonElements(JsonText):
         """Whether more follows the bracket that ended the array: members with another array, another object,
         or events, as the bracket closed something else.
         """
-        if not self._in_object or not self._members():
-            found = self._peek()
-            return self._begin_another() if found == b"}" and self._in_object else found != b""
-        return True
+        if self._in_object and self._members():
+            return True
+        found = self._peek()
+        if self._in_object and found == b"}":
+            return self._begin_another()
+        self.rest = _UNFINISHED if self._in_object and not found else ""
+        return found != b""
 
     def _begin_another(self) -> bool:
         """Go to the array of another object that follows, as Proton once wrote one for each stream. If the
@@ -299,11 +303,12 @@ class JsonElements(JsonText):
         self._at += 1
         if not (first := self._peek()):
             return False
-        self.has_another = first != b"{" or not self.members.keys() <= _OF_VIEWERS
-        if not self.has_another:
+        if first == b"{" and self.members.keys() <= _OF_VIEWERS:
             self._at += 1
-            self.has_another = not self._members()
-        return not self.has_another
+            if self._members():
+                return True
+        self.rest = _ANOTHER
+        return False
 
     def _go_on(self, batch: Elements, *, is_open: bool) -> None:
         """Go to the next object, where the buffer has no whole object here."""
@@ -324,6 +329,8 @@ class JsonElements(JsonText):
                 message = "does not end" if inner is not None or not at_end else CUT_OFF
                 batch.faults.append((self._before + self._at, message))
                 self._at += len(whole) if inner is None else inner[0]
+                if message == CUT_OFF:
+                    self.is_ended, self._in_object = True, False
         elif first != b"{":
             self._skip_others(batch)
 

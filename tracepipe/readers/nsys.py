@@ -276,7 +276,8 @@ class _Annotations:
         elif kind in _OF_PROCESSES:
             self._process_range(row, name)
         elif type(end) is int and end >= start:
-            if self._rows.nests((whole, domain), start, end):
+            shape = self._shape(name, "B", whole, domain)
+            if self._rows.nests((shape.pid, shape.tid, shape.domain), start, end):
                 self._end(end, self._add(row, "B", name), whole)
             else:
                 self._add(row, "X", name, dur_ns=end - start)

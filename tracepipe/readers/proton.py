@@ -23,7 +23,7 @@ from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, event_columns
 from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
-from tracepipe.readers.json_elements import ANOTHER, JsonElements, events_of, ns_of
+from tracepipe.readers.json_elements import JsonElements, events_of, ns_of
 from tracepipe.readers.recording import FirstProblems, Recording, Unusable
 from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
 from tracepipe.units import counted
@@ -93,8 +93,8 @@ class _Trace:
                     except Unusable as e:
                         faults.append((place, f"{e.field}: {e.message}"))
                 self._problems.add(*map(batch.problem, sorted(faults)))
-        if elements.has_another:
-            self._problems.add(Problem(0, "", ANOTHER))
+        if elements.rest:
+            self._problems.add(Problem(0, "", elements.rest))
         self._put_away()
 
     def _add_event(self, event: dict[str, Any], text: bytes) -> None:

@@ -241,9 +241,9 @@ class _Events:
         args: Args = {}
         dur_ns = self._rows.length(start, end, args)
         is_mark = self._text(row[_OWN]).startswith("roctxMark")
-        nests = not is_mark and self._rows.nests((self._rows.table, pid, tid), start, start + dur_ns)
-        phase = "I" if is_mark else "B" if nests else "X"
         process, thread = self._session.pid(pid), self._session.tid(tid)
+        nests = not is_mark and self._rows.nests((process, thread), start, start + dur_ns)
+        phase = "I" if is_mark else "B" if nests else "X"
         shape = Shape("annotation", name, phase, process, thread, has_dur=phase == "X")
         self._rows.add(start, self._rows.number_of(shape), args, dur_ns if phase == "X" else 0)
         if nests:
