@@ -167,6 +167,14 @@ def test_kernels_and_whole_calls_have_their_durations() -> None:
     assert snapshot.now_ns == 110  # another clock does not say what time it is
 
 
+def test_a_state_of_thousands_of_digits_is_a_state() -> None:
+    ran = event("scheduler", "running", "B", 10) + event(
+        "scheduler", "running", "E", 30, args={"prev_state": "9" * 5000}
+    )
+    (thread,) = read_totals(ran).threads
+    assert thread.running_ns == 20
+
+
 def test_a_recording_without_a_start_begins_with_its_first_event() -> None:
     recording = tracepipe1.read(
         io.BytesIO(orjson.dumps(Header().to_record()) + b"\n" + event("userspace", "cuInit", "B", 5000))

@@ -218,7 +218,7 @@ def check_answers(master: str) -> None:
     reasons = []
     for address in master.removeprefix(_STANDALONE).split(","):
         host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        if not host or not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 1 << 16:
             raise TracepipeError(f"Not the address of a Spark master: {master}", "Give spark://HOST:PORT.")
         try:
             socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_S).close()

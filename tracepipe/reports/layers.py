@@ -51,7 +51,7 @@ def run(run: Run, options: Options) -> Result:
     """Calls by layer: of all names, of one name, or a single call."""
     calls = run.layer("userspace")
     top_calls = np.flatnonzero(calls.is_outermost & calls.is_call).astype(np.int32)
-    if options.call.isdecimal():
+    if options.call.isdecimal() and len(options.call) < 10:
         return _one(run, top_calls, int(options.call), options.top)
     of_shape: Int32s = run.shapes.column("name")
     wanted = top_calls

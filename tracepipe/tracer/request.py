@@ -405,7 +405,7 @@ def trigger_of(text: str, option: str) -> Trigger | None:
         hint = did_you_mean(kind, _FORMS) or f"Choose from: {', '.join(TRIGGER_FORMS)}."
         raise TracepipeError(f"{option} {text}: {kind!r} is not a known trigger.", hint)
     takes_name = _FORMS[kind] != kind
-    counted = re.fullmatch(r"(.+)#(\d+)", name, re.DOTALL)
+    counted = re.fullmatch(r"(.+)#(\d{1,9})", name, re.DOTALL)
     name, number = (counted[1], int(counted[2])) if counted else (name, 1)
     if takes_name != bool(name) or bool(colon) != takes_name or number < 1:
         raise TracepipeError(f"{option} {text} cannot be understood.", f"Write {_FORMS[kind]}, N from 1.")

@@ -88,7 +88,7 @@ LAST: Final = (1 << 63) - 1
 MEMORY_LEAST_BYTES: Final = 1 << 20
 # The first colon of `--warp-marks` that is not part of `::`, `(?:` or `[[:` is between its patterns.
 _COLON: Final = re.compile(r"(?<![:?\[]):(?![:\]])")
-_RANGE: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
+_RANGE: Final = re.compile(r"([0-9]{1,19})(?:(-)([0-9]{,19}))?")
 
 
 def check_warps(request: CaptureRequest) -> None:

@@ -116,6 +116,6 @@ def state_of_text(text: object) -> int:
     """The prev_state whose `state_text` is this text; a sleeping state if there is none."""
     if text == RUNNABLE:
         return 0
-    if isinstance(text, str) and text.isdecimal():
+    if isinstance(text, str) and text.isdecimal() and len(text) < 10:
         return int(text)
     return _STATE_BITS.get(str(text), 1)
