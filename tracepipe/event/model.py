@@ -444,12 +444,16 @@ class Footer(JsonObject):
         return _reading_ns(self.end, clock)
 
 
-def still_running(count: int, processes: Mapping[str, str]) -> str:
-    """A sentence about processes, by number, that still ran at the end of a recording."""
+def named_processes(count: int, processes: Mapping[str, str]) -> str:
+    """The first of so many processes, which are given by number and name."""
     names = [f"{comm} ({pid})" for pid, comm in processes.items()][:_NAMED]
-    names += ["…"] if count > len(names) else []
+    return ", ".join([*names, "…"] if count > len(names) else names)
+
+
+def still_running(count: int, processes: Mapping[str, str]) -> str:
+    """A sentence about processes that still ran at the end of a recording."""
     started = counted(count, "process|processes that was|were started still runs|run")
-    return f"the recording ended while {started}: {', '.join(names)}"
+    return f"the recording ended while {started}: {named_processes(count, processes)}"
 
 
 @dataclass(frozen=True, slots=True)

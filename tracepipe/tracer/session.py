@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from tracepipe.errors import OutputError
-from tracepipe.event.model import HostInstant, still_running
+from tracepipe.event.model import HostInstant, named_processes, still_running
 from tracepipe.hooks.hook import FilePlace
 from tracepipe.tracer.engines.drain import SHORT_S, Tick
 from tracepipe.tracer.engines.engine import Attachment, Chunk, Engine, Listeners, Store
@@ -158,7 +158,7 @@ class _Session:
                     if control is not None:
                         control.ended()
                     before_ns = time.monotonic_ns()
-                    running = last.attempt(lambda: self._running(processes)) or {}
+                    left = last.attempt(lambda: self._running(processes)) or []
                     last.attempt(lambda: self.windows.finish(before_ns))
                     if device is not None:
                         last.attempt(device.stop)
@@ -172,7 +172,7 @@ class _Session:
                             break
                 ended_by = ended_by or _failure(store.error)
                 end = instant()
-                running = {pid: comm for pid, comm in running.items() if has_process(int(pid))}
+                running = {str(pid): comm_of(pid) for pid in left if has_process(pid)}
                 if running:
                     is_told = not (self.request.wait_children or interrupts.count)
                     hint = "; --wait-children records them to their end" if is_told else ""
@@ -310,22 +310,22 @@ class _Session:
                 self._is_waiting = True
                 who = self.request.command[0] if self.request.command else "the processes"
                 waiting = counted(len(running), "process|processes that was|were started")
-                names = ", ".join(f"{comm} ({pid})" for pid, comm in running.items())
+                names = named_processes(len(running), {str(pid): comm_of(pid) for pid in running})
                 self.listeners.notify(
                     f"{who} ended; waiting for {waiting}: {names} (Ctrl-C ends the recording)"
                 )
             return bool(running)
         return self._is_waiting
 
-    def _running(self, processes: Processes) -> dict[str, str]:
-        """The processes that run on after what started them has ended, and their names."""
+    def _running(self, processes: Processes) -> list[int]:
+        """The processes that run on after what started them has ended."""
         target = self.interrupts.target
         if target.poll() is None if target is not None else not processes.have_ended():
-            return {}
+            return []
         found = self.attachment.processes()
         if self.device is not None:
             found |= self.device.channel.processes()
-        return {str(pid): comm_of(pid) for pid in sorted(found) if has_process(pid)}
+        return sorted(pid for pid in found if has_process(pid))
 
     def _say_notes(self, *, is_final: bool = False) -> None:
         """Pass on the notes of the library in the target's processes, as they arrive."""
