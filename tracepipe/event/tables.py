@@ -7,6 +7,8 @@ import json
 import os
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,62 @@ from tracepipe.event.model import OTHERS
 from tracepipe.event.shape import Shape, ShapeColumn, shape_of
 from tracepipe.event.stacks import Stacks
 from tracepipe.native import library
+from tracepipe.units import counted
 
 # At most this many shapes and arguments, and this much of their text, are kept between two batches.
 KEPT_MAX = 1 << 13
 KEPT_BYTES_MAX = 2 << 20
+_TEXTS = ("name", "comm", "layer", "domain")  # those of a shape
 Args = dict[str, Any]
+# A name that is longer than this may be kept several times: for its track, its kernel, an open slice.
+LONG_NAME = 256
+LONG_NAMES_BYTES_MAX = 4 << 20
+# This many names are counted one by one.
+_CUT_NAMES_MAX = 1 << 14
+
+
+class LongNames:
+    """Names of more than LONG_NAME characters, which may have LONG_NAMES_BYTES_MAX bytes in all. The further
+    ones are cut, and end in a number that distinguishes them.
+    """
+
+    def __init__(self) -> None:
+        self._kept: set[bytes] = set()
+        self._cut: set[bytes] = set()
+        self._bytes = 0
+
+    def note(self) -> str:
+        """A sentence about the names that were cut, "" if there are none."""
+        if not self._cut:
+            return ""
+        words = counted(len(self._cut), f"name|names of more than {LONG_NAME} characters was|were cut")
+        more = "over " if len(self._cut) >= _CUT_NAMES_MAX else ""
+        return f"{more}{words}: those before have {LONG_NAMES_BYTES_MAX >> 20} MiB"
+
+    def shortened(self, name: str) -> str:
+        """A name that may be kept. The same name always gives the same one."""
+        if len(name) <= LONG_NAME:
+            return name
+        text = name.encode("utf-8", "surrogatepass")
+        digest = blake2b(text, digest_size=8).digest()
+        if digest in self._kept:
+            return name
+        if digest not in self._cut and self._bytes + len(text) <= LONG_NAMES_BYTES_MAX:
+            self._bytes += len(text)
+            self._kept.add(digest)
+            return name
+        if len(self._cut) < _CUT_NAMES_MAX:
+            self._cut.add(digest)
+        return f"{name[:LONG_NAME]}… ({digest.hex()})"
+
+    def shape(self, shape: Shape) -> Shape:
+        """A shape whose texts may be kept."""
+        long: dict[str, Any] = {
+            key: self.shortened(text)
+            for key in _TEXTS
+            if (text := getattr(shape, key)) and len(text) > LONG_NAME
+        }
+        return replace(shape, **long) if long else shape
 
 
 class Tables:
@@ -38,6 +91,7 @@ class Tables:
     def __init__(self) -> None:
         self.shapes: list[Shape | None] = []
         self.stacks = Stacks()
+        self.long_names = LongNames()
         self.rounds = 0
         """How often numbers were given again."""
         self._numbers: dict[Shape, int] = {}
@@ -57,8 +111,11 @@ class Tables:
         """The number of a shape."""
         number = self._numbers.get(shape)
         if number is None:
-            number = self._numbers[shape] = self._new_shape(shape)
-            self.given_bytes += _text_size(shape)
+            kept = self.long_names.shape(shape)
+            number = self._numbers.get(kept) if kept is not shape else None
+            if number is None:
+                number = self._numbers[kept] = self._new_shape(kept)
+                self.given_bytes += _text_size(kept)
         return number
 
     def _new_shape(self, shape: Shape) -> int:
@@ -154,7 +211,7 @@ def packed(value: object) -> bytes:
 
 
 def _text_size(shape: Shape) -> int:
-    return len(shape.name) + sum(len(text or "") for text in (shape.comm, shape.layer, shape.domain))
+    return sum(len(getattr(shape, key) or "") for key in _TEXTS)
 
 
 def _new_numbers(kept: Int32s, count: int) -> Int32s:
@@ -240,7 +297,7 @@ class NativeTables(Tables):
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
             good = good and not check.fault(record) and record["type"] not in OTHERS
             good = good and not long_texts(record)  # these are cut, with a problem
-            self.shapes.append(shape_of(record) if good else None)
+            self.shapes.append(self.long_names.shape(shape_of(record)) if good else None)
             bad = bad or not good
         return bad
 

@@ -30,6 +30,7 @@ from tracepipe.layout.rows import Rows
 
 # Live allocations whose sizes are remembered for their frees.
 ALLOCATIONS_MAX = 1 << 20
+_ADDRESS_LENGTH_MAX = 32
 _WHOLE_MAX = (1 << 63) - 1
 _STALLS: Final = (*(CounterTrack(group, "%") for group in STALL_GROUPS), STALL_SAMPLES)
 
@@ -62,9 +63,11 @@ class Counters:
     def count_values(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> None:
         """Draw the values of a counter of a GPU or of the process, each series on its own track."""
         ops = []
-        for series, value in args.items():
+        long_names = self._rows.book.tables.long_names
+        for stated, value in args.items():
             if type(value) not in (int, float):
                 continue
+            series = long_names.shortened(stated)
             key = shape.pid, shape.gpu, shape.name, series
             row = self._series.get(key)
             if row is None:
@@ -110,6 +113,8 @@ class Counters:
             track = self._rows.tree.counter(self._rows.tree.process(shape.pid), kind, name=name)
             memory = self._memory[shape.pid, name or kind.name] = _DeviceMemory(self._rows.new_row(track))
         address = next((args[key] for key in ADDRESS_KEYS if isinstance(args.get(key), int | str)), None)
+        if isinstance(address, str) and len(address) > _ADDRESS_LENGTH_MAX:
+            address = None
         if shape.name == "free":
             known = memory.live.pop(address, 0)
             memory.total_bytes -= size if isinstance(size, int) else known

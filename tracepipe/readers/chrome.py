@@ -48,6 +48,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, BinaryIO, Final, TypeGuard
 
 import numpy as np
@@ -67,7 +68,7 @@ from tracepipe.event.model import (
     Record,
     cut_text,
 )
-from tracepipe.event.tables import packed
+from tracepipe.event.tables import LongNames, packed
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
 from tracepipe.native import library
@@ -90,13 +91,16 @@ from tracepipe.readers.recording import (
 from tracepipe.readers.sorted_rows import (
     FLOW,
     MARK,
+    SHORT_BYTES,
     SLICE,
     Cache,
+    KeptText,
     NativeSortedRows,
     Rows,
     SortedEvents,
     SortedRow,
     SortedRows,
+    TextFile,
     batches_of,
     row_sorter,
 )
@@ -324,6 +328,7 @@ _OF_FLOWS = _OF_ASYNC | {"bp"}
 _LONG_NS: Final = 365 * 24 * 3600 * 10**9
 _NAMES_MAX: Final = 1 << 16
 _NO_NAME: Final = "no name"
+_KEY_BYTES_MAX: Final = 1 << 9
 _DIGITS = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
@@ -353,6 +358,7 @@ class ChromeEvents:
         self.negative = self.impossible = self.cut = self.names_left_out = 0
         self._firsts = Cache[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
+        self.long_names = LongNames()
 
     def add_all(self, batch: Elements) -> list[Problem]:
         """Add events, and return the problems of events and of the text between them."""
@@ -517,6 +523,8 @@ class ChromeEvents:
             # With a global id, the process does not matter.
             is_shared = type(event.get("id2")) is dict and "global" in event["id2"]
             key = [category, None if is_shared else pid, *map(str, id)]
+            if len(text := flow_text(*key)) > _KEY_BYTES_MAX:
+                key = [blake2b(text).hexdigest()]
         stated = {"phase": phase, "key": key, "fields": kind.fields, "launch": kind.launch}
         if (name := event.get("name")) is not None:
             stated["name"] = self._shortened(str(name))
@@ -538,7 +546,7 @@ class ChromeEvents:
             return
         record = self._names.setdefault(key, {})
         if kind in ("name", "labels") and type(args.get(kind)) is str:
-            record[kind] = self._shortened(args[kind])
+            record[kind] = self.long_names.shortened(self._shortened(args[kind]))
         elif kind == "sort_index" and type(args.get(kind)) in (int, float):
             record["order"] = args[kind]
 
@@ -827,11 +835,23 @@ def _gpu(stated: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Begin:
-    """A begin that waits for its end."""
+    """A begin that waits for its end. `name` is what tells its name from others."""
 
     ts_ns: int
-    stated: dict[str, Any]
-    args: bytes
+    name: _Name
+    stated: KeptText
+    args: KeptText
+
+
+_Name = str | bytes | None
+
+
+def _name_of(stated: dict[str, Any]) -> _Name:
+    """The name of a begin or an end, or the digest of a long one; None where it has none."""
+    name = stated.get("name")
+    if name is None or len(name) <= SHORT_BYTES:
+        return name
+    return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -839,20 +859,23 @@ class _Opened:
     """The begins of a thread or an id that wait for their ends, outermost first; how many have each name."""
 
     begins: list[_Begin] = field(default_factory=list)
-    names: Counter[str | None] = field(default_factory=Counter)
+    names: Counter[_Name] = field(default_factory=Counter)
 
     def add(self, begin: _Begin) -> None:
         """Add the innermost begin."""
         self.begins.append(begin)
-        self.names[begin.stated.get("name")] += 1
+        self.names[begin.name] += 1
 
     def pop(self) -> _Begin:
         """Remove the innermost begin."""
         begin = self.begins.pop()
-        self.names[begin.stated.get("name")] -= 1
+        if self.names[begin.name] == 1:
+            del self.names[begin.name]
+        else:
+            self.names[begin.name] -= 1
         return begin
 
-    def has(self, name: str | None) -> bool:
+    def has(self, name: _Name) -> bool:
         """Whether an end of this name ends one of the begins. A begin without a name is of any name."""
         return bool(self.begins) and (name is None or self.names[name] > 0 or self.names[None] > 0)
 
@@ -874,22 +897,25 @@ class ChromePairs:
         self._ranges: dict[_Key, RangeNumbers] = {}
         self._range_of: dict[_Key, int] = {}
         self._parsed = Cache[bytes, dict[str, Any]]()
+        self._texts = TextFile()
         self.unclosed = self.no_begin = 0
 
     def add(self, paired: Iterable[Rows], last_ns: int) -> None:
         """Add the slices of all begins and ends, in order; `last_ns` is the end of the trace."""
         for rows in paired:
             for row in rows:
-                stated = self._parsed.get(row.first)
-                if stated is None:
-                    stated = self._parsed.keep(row.first, orjson.loads(row.first), len(row.first))
-                self._add(row.ts_ns, stated, row.second)
+                self._add(row)
         for key, opened in list(self._open.items()):
             while opened.begins:
                 self._end(key, opened.pop(), max(last_ns, 0), b"", unclosed=True)
 
-    def _add(self, ts_ns: int, stated: dict[str, Any], args: bytes) -> None:
-        key, phase, name = tuple(stated["key"]), stated["phase"], stated.get("name")
+    def _stated(self, text: bytes) -> dict[str, Any]:
+        stated = self._parsed.get(text)
+        return stated if stated is not None else self._parsed.keep(text, orjson.loads(text), len(text))
+
+    def _add(self, row: SortedRow) -> None:
+        ts_ns, stated, args = row.ts_ns, self._stated(row.first), row.second
+        key, phase, name = tuple(stated["key"]), stated["phase"], _name_of(stated)
         range_key = stated["fields"].get("pid"), stated["fields"].get("domain")
         opened = self._open.setdefault(key, _Opened())
         if phase in "Bb":
@@ -900,7 +926,7 @@ class ChromePairs:
                 number = self._ranges.setdefault(range_key, RangeNumbers()).lowest()
                 self._range_of[key] = RANGE_LIMIT if number is None else number
             self._count += 1
-            opened.add(_Begin(ts_ns, stated, args))
+            opened.add(_Begin(ts_ns, name, self._texts.keep(row.first), self._texts.keep(args)))
         elif phase == "n":
             self._instant(ts_ns, key, stated, args, "")
         elif not opened.has(name):
@@ -909,7 +935,7 @@ class ChromePairs:
             is_it = False
             while not is_it:
                 begin = opened.pop()
-                is_it = name is None or begin.stated.get("name", name) == name
+                is_it = name is None or begin.name in (name, None)
                 self._end(key, begin, ts_ns, args if is_it else b"", unclosed=not is_it)
             if not opened.begins and key in self._range_of:
                 self._ranges[range_key].free(self._range_of.pop(key))
@@ -920,14 +946,15 @@ class ChromePairs:
         """Add a slice from a begin to its end."""
         self._count -= 1
         self.unclosed += unclosed
-        fields, launch = begin.stated["fields"], begin.stated["launch"]
-        record = {**fields, "name": fields.get("name") or begin.stated.get("name", "no name")}
+        stated = self._stated(self._texts.text(begin.stated))
+        fields, launch = stated["fields"], stated["launch"]
+        record = {**fields, "name": fields.get("name") or stated.get("name", "no name")}
         if key in self._range_of:
             record["range"] = self._range_of[key]
         record |= {"phase": "X", "dur_ns": 0}
         if launch is not None:
             record["launch"] = 0
-        joined = _joined(begin.args, args, "unclosed" if unclosed else "")
+        joined = _joined(self._texts.text(begin.args), args, "unclosed" if unclosed else "")
         dur_ns = max(0, end_ns - begin.ts_ns)
         self._rows.add(SortedRow(begin.ts_ns, SLICE, dur_ns, launch or 0, orjson.dumps(record), joined))
 
@@ -958,6 +985,7 @@ class _Trace:
         self._ids = ids = Ids()
         self._events = chrome_events(around.kinds(ids), ids)
         self._sorted = SortedEvents(self._events.rows)
+        self._sorted.tables.long_names = self._events.long_names
         self._undated = 0
         self._problems = FirstProblems()
         if around.is_after_events:

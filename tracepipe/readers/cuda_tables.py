@@ -32,6 +32,8 @@ ROW_BYTES_MAX = 2048
 # The most calls of one process that run at the same time. Beyond that, the exit of the oldest is taken to be
 # lost.
 OPEN_MAX = 256
+# And of all processes. Further calls are begins, whose ends are matched as those of any other format.
+_ALL_OPEN_MAX = 1 << 14
 
 BY_MS, BY_SECOND, UNTIMED = "trace", "localtime", "order"
 """The three tables, named by the clocks of their rows."""
@@ -107,12 +109,16 @@ class _OpenCalls:
 
     def __init__(self) -> None:
         self.exits_lost = False
+        self._open = 0
         self._calls: dict[int, list[Record]] = {}
         self._written: dict[int, Record] = {}
 
     def enter(self, call: Record) -> Record | None:
         """The record to write for an entry now: none while another call of the process is open."""
         pid = call["pid"]
+        if self._open >= _ALL_OPEN_MAX:
+            return call
+        self._open += 1
         calls = self._calls.setdefault(pid, [])
         if pid not in self._written:
             self._written[pid] = call
@@ -121,6 +127,7 @@ class _OpenCalls:
         calls.append(call)
         if len(calls) <= OPEN_MAX:
             return None
+        self._open -= 1
         return calls.pop(1 if calls[0] is self._written[pid] else 0)
 
     def leave(self, end: Record) -> Record:
@@ -133,6 +140,9 @@ class _OpenCalls:
         else:
             return end
         calls[:] = [call for call in calls if call is not begin]
+        self._open -= 1
+        if not calls:
+            del self._calls[pid]
         if begin is self._written.get(pid):
             del self._written[pid]
             return end
@@ -147,6 +157,7 @@ class _OpenCalls:
         ]
         self._calls.clear()
         self._written.clear()
+        self._open = 0
         return held
 
 

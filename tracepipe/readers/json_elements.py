@@ -25,7 +25,11 @@ from tracepipe.event.model import TIME_LIMIT_NS, Problem
 from tracepipe.native import library
 from tracepipe.readers.recording import BOM, LINE_LIMIT_BYTES, TOO_DEEP, is_too_deep
 
-_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}\[\]]', re.DOTALL)
+# What opens, what closes, and a string up to its first escape or its end. For a pattern of a whole string, the
+# engine takes 100 bytes of memory for each byte of it.
+_TOKENS = re.compile(rb'([{\[])|([}\]])|"[^"\\]*(")?')
+_OPENS, _CLOSES = 1, 2
+_ESCAPED = re.compile(rb'\\.[^"\\]*', re.DOTALL)
 _BETWEEN = re.compile(rb"[\s,]*")
 # Objects that are found at a time.
 ROOM: Final = 1 << 11
@@ -69,36 +73,48 @@ def object_end(text: bytes, at: int, stop: int = -1) -> int:
     """The end of the object or array that begins at `at`, -1 where it is not in the text, or not before
     `stop`.
     """
-    depth = 0
-    for token in _TOKENS.finditer(text, at, len(text) if stop < 0 else stop):
-        first = text[token.start()]
-        if first in b"{[":
-            depth += 1
-        elif first in b"}]":
-            depth -= 1
-            if depth == 0:
-                return token.end()
-        elif token.end() == token.start() + 1:  # a string that is open
-            return -1
+    stop, depth = len(text) if stop < 0 else stop, 0
+    while at >= 0:
+        escape = -1
+        for token in _TOKENS.finditer(text, at, stop):
+            kind = token.lastindex
+            if kind == _OPENS:
+                depth += 1
+            elif kind == _CLOSES:
+                depth -= 1
+                if depth == 0:
+                    return token.end()
+            elif kind is None:
+                escape = token.end()
+                break
+        at = _string_end(text, escape, stop) if escape >= 0 else -1
     return -1
+
+
+def _string_end(text: bytes, at: int, stop: int) -> int:
+    """The end of a string, of which `at` is a place before an escape or the end; -1 where that is not there."""
+    while (found := _ESCAPED.match(text, at, stop)) is not None:
+        at = found.end()
+    return at + 1 if at < stop and text[at] == _QUOTE else -1
 
 
 CHUNK_BYTES: Final = 1 << 17
 ARRAY: Final = "traceEvents"
 _OF_VIEWERS: Final = frozenset({"displayTimeUnit"})
 _BLANK = re.compile(rb"\s*")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*')
 _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")
 _SCALAR_END = re.compile(rb"[,\]}\s]")
 _NEXT = re.compile(rb"[{\]]")
 # A whole value that is no object, in its place.
 _OTHER = re.compile(rb'(?:"(?:[^"\\]|\\.)*"|\[[^{}\[\]"]*\]|[^\s,{}\[\]"]+)(?=\s*[,\]])', re.DOTALL)
 _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
-# How an event begins inside of broken text, and how many such places are tried.
+# How an event begins inside of broken text, how many such places are tried, and how often the text is read.
 _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
 _BEGINS_MAX = 1 << 10
 _BEGIN_BYTES_MAX = 1 << 16
-_NEWLINE: Final = ord("\n")
+_BEGIN_READS_MAX = 4
+_NEWLINE, _QUOTE = ord("\n"), ord('"')
 _ANOTHER: Final = "another trace follows the first one, and is not read"
 _UNFINISHED: Final = "ends without its last bracket: what followed is missing"
 CUT_OFF: Final = "was cut off in the middle of the event"
@@ -109,16 +125,35 @@ Fault = tuple[int, str]
 
 
 @dataclass(slots=True)
+class _Lines:
+    """The lines of a text: the number of the one at the last place that was asked for."""
+
+    text: bytes
+    line: int
+    at: int = 0
+
+    def of(self, at: int) -> int:
+        """The line of a place, counted from the last one: places in order take one reading of the text."""
+        if at != self.at:
+            # This is several times as fast as `bytes.count`.
+            part = np.frombuffer(self.text, np.uint8)[min(self.at, at) : max(self.at, at)]
+            between = int(np.count_nonzero(part == _NEWLINE))
+            self.line += between if at > self.at else -between
+            self.at = at
+        return self.line
+
+
+@dataclass(slots=True)
 class Elements:
-    """Objects by their first and last places in `text`, with the number of bytes and lines before the text,
-    and the faults between them.
+    """Objects by their first and last places in `text`, with the number of bytes before the text, and the
+    faults between them.
     """
 
     text: bytes
     starts: Int64s
     ends: Int64s
     bytes_before: int
-    lines_before: int
+    lines: _Lines
     faults: list[Fault] = field(default_factory=list)
 
     def texts(self) -> Iterator[tuple[int, bytes]]:
@@ -129,8 +164,7 @@ class Elements:
     def problem(self, fault: Fault) -> Problem:
         """The problem of a fault, with its line."""
         at, message = fault
-        line = self.lines_before + self.text.count(b"\n", 0, at - self.bytes_before)
-        return Problem(line, "", f"{message} (at byte {at})")
+        return Problem(self.lines.of(at - self.bytes_before), "", f"{message} (at byte {at})")
 
 
 class JsonText:
@@ -138,8 +172,8 @@ class JsonText:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._text, self._at = stream, b"", 0
-        self._before, self._lines_before, self.offset_bytes = 0, 1, 0
-        """The bytes and the lines before the text, and the bytes up to its end."""
+        self._before, self._lines, self.offset_bytes = 0, _Lines(b"", 1), 0
+        """The bytes before the text, the lines of the text, and the bytes up to its end."""
         self._peek()
         self._text = self._text.removeprefix(BOM) if not self._before else self._text
 
@@ -150,11 +184,10 @@ class JsonText:
         while size < CHUNK_BYTES and (part := self._stream.read(CHUNK_BYTES - size)):
             parts.append(part)
             size += len(part)
-        # This is several times as fast as `bytes.count`.
-        lines = np.frombuffer(self._text, np.uint8, self._at) == _NEWLINE if self._at else ()
-        self._lines_before += int(np.count_nonzero(lines))
+        line = self._lines.of(self._at)
         self._before += self._at
         self._text, self._at = b"".join(parts), 0
+        self._lines = _Lines(self._text, line)
         self.offset_bytes += size
         return size > 0
 
@@ -174,10 +207,12 @@ class JsonText:
         while True:
             if first in b"{[":
                 end = object_end(self._text, self._at)
+            elif first == b'"':
+                found = _STRING.match(self._text, self._at)
+                end = _string_end(self._text, found.end(), len(self._text)) if found else -1
             else:
-                found = (_STRING if first == b'"' else _SCALAR).match(self._text, self._at)
-                is_whole = found and (first == b'"' or found.end() < len(self._text))
-                end = found.end() if found and is_whole else -1
+                found = _SCALAR.match(self._text, self._at)
+                end = found.end() if found and found.end() < len(self._text) else -1
             if end >= 0:
                 text, self._at = self._text[self._at : end], end
                 return text
@@ -275,7 +310,7 @@ class JsonElements(JsonText):
         while not self.is_ended or self._goes_on():
             self.is_ended = False
             found = objects(self._text, self._at)
-            batch = Elements(self._text, found.starts, found.ends, self._before, self._lines_before)
+            batch = Elements(self._text, found.starts, found.ends, self._before, self._lines)
             self._at = found.at
             if not len(found.starts) or found.is_open:
                 self._go_on(batch, is_open=found.is_open)
@@ -373,12 +408,15 @@ def _parsed(text: bytes) -> object:
 
 def events_in(text: bytes, at: int) -> Iterator[tuple[int, int]]:
     """The begins and ends of whole events inside of a text, from `at` on."""
+    left = _BEGIN_READS_MAX * (len(text) - at)
     for _ in range(_BEGINS_MAX):
         found = _BEGINS.search(text, at)
-        if not found:
+        if not found or left < 0:
             return
         start = found.start()
-        end = object_end(text, start, min(len(text), start + _BEGIN_BYTES_MAX))
+        stop = min(len(text), start + _BEGIN_BYTES_MAX)
+        end = object_end(text, start, stop)
+        left -= (end if end >= 0 else stop) - start
         event = _parsed(text[start:end]) if end >= 0 else None
         if type(event) is dict and type(event.get("ph")) is str:
             yield start, end

@@ -422,7 +422,8 @@ class _CallEnds:
             return
         if self._lines.batch is not self._batch:
             self._batch, self._batches = self._lines.batch, self._batches + 1
-        key = record["type"], record["name"], record.get("pid"), record.get("tid")
+        name = self._lines.tables.long_names.shortened(record["name"])
+        key = record["type"], name, record.get("pid"), record.get("tid")
         if record["phase"] in ("B", "I"):
             self._enter(key, record)
         elif "dur_ns" not in record or not self._leave(key, record):

@@ -43,6 +43,7 @@ from tracepipe.event.vocabulary import RUNNING
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.readers.ids import Launches, RangeNumbers
 from tracepipe.readers.recording import Recording
+from tracepipe.readers.sorted_rows import Cache
 from tracepipe.readers.sqlite_tables import (
     BROKEN,
     AddRow,
@@ -83,7 +84,7 @@ _GRAPHS_WHOLE: Final = (
 )
 # The most threads and processes whose names are kept.
 _NAMES_MAX: Final = 1 << 14
-# The most rows of small tables (GPUs, labels, settings), and the most kernels whose short names are kept.
+# The most rows of small tables (GPUs, labels, settings).
 _FEW_MAX: Final = 1 << 10
 _SAID_MAX: Final = 300  # the most characters of a message that are shown
 _ID_BITS, _ID_MASK = 24, (1 << 24) - 1
@@ -150,7 +151,7 @@ class _Names:
     def __init__(self, database: Database, problems: list[Problem]) -> None:
         self._database, self._problems = database, problems
         self.strings = Strings(database, "StringIds", "id", "value", problems)
-        self._kernels: dict[Any, tuple[str, str | None]] = {}
+        self._kernels = Cache[Any, tuple[str, str | None]]()
         self._metrics: dict[tuple[Any, Any], str] | None = None
         self._labels: dict[str, dict[int, str]] = {}
         rows = self.rows("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
@@ -171,9 +172,7 @@ class _Names:
             whole = self.strings.get(number) or ""
             name = short_kernel_name(whole)
             known = name, whole if whole != name else None
-            if len(self._kernels) >= _FEW_MAX:
-                self._kernels.clear()
-            self._kernels[number] = known
+            self._kernels.keep(number, known, len(whole))
         return known
 
     def records(self) -> Iterator[Record]:
@@ -252,6 +251,8 @@ class _Annotations:
                 break
             _, _, kind, whole, domain, category, text, text_id = row
             name = text if type(text) is str else names.strings.get(text_id)
+            if name is not None:
+                name = rows.tables.long_names.shortened(cut_text(name))
             if name is not None and kind == _DOMAIN:
                 self._domains[_pid(whole), domain] = name
             elif name is not None:

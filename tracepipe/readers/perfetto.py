@@ -41,7 +41,7 @@ from tracepipe.event.model import (
     Record,
     cut_text,
 )
-from tracepipe.event.tables import packed
+from tracepipe.event.tables import LongNames, packed
 from tracepipe.readers.perfetto_events import Ordered, TrackEvents
 from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, is_trace, parts_of
 from tracepipe.readers.perfetto_sched import Scheduling
@@ -79,8 +79,8 @@ def _text(data: bytes) -> str:
 class GpuStages:
     """Reads stages. `counted` counts what was not read, by kind."""
 
-    def __init__(self, rows: SortedRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: SortedRows, long_names: LongNames) -> None:
+        self._rows, self._long_names = rows, long_names
         self.counted: Counts[str] = Counts()
         self._queues: list[str] = []
         self._stages: list[str] = []
@@ -95,7 +95,7 @@ class GpuStages:
             if tag in (_TWO, _THREE):
                 names = self._queues if tag == _TWO else self._stages
                 if len(names) < _QUEUES_MAX:
-                    names.append(_text(dict(tagged(value)).get(_ONE, b"")))
+                    names.append(self._long_names.shortened(_text(dict(tagged(value)).get(_ONE, b""))))
         if _STAGE not in of and _STAGE_IID not in of:
             return
         gpu, dur_ns = signed(of.get(_GPU, 0)), of.get(_DURATION, 0)
@@ -151,7 +151,7 @@ class GpuStages:
     def _stream(self, gpu: int, queue: str, of: dict[int, Any]) -> int:
         if _QUEUE_IID not in of and 0 <= signed(of.get(_QUEUE, 0)) <= ID_LIMIT:
             return signed(of.get(_QUEUE, 0))
-        key = gpu, queue
+        key = gpu, self._long_names.shortened(queue)
         if key not in self._streams and len(self._streams) < _QUEUES_MAX:
             self._streams[key] = sum(other == gpu for other, _ in self._streams)
         return self._streams.get(key, 0)
@@ -252,14 +252,15 @@ class _Trace:
         self._stream = PacketStream(stream, self._say)
         self._sorted = SortedEvents()
         self._problems = FirstProblems()
-        self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()
+        long_names = self._sorted.tables.long_names
+        self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks(long_names)
         rows = self._sorted.rows
         self._events = TrackEvents(self._tracks, self._clocks, rows)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
         self._losses = _Losses(rows)
         self._scheduling = Scheduling(rows, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
-        self._stages = GpuStages(rows)
+        self._stages = GpuStages(rows, long_names)
         self._last_ns = 0
         self._of_field: dict[int, Callable[[bytes, int, Sequence], None]] = {
             _EVENT: self._events.add,

@@ -559,6 +559,7 @@ class Ordered:
                     self.counted["more begins than can be open at a time"] += 1
                     continue
                 self._opened += 1
+                name, category = map(self._tracks.long_names.shortened, (name, category))
                 self._open.setdefault(track, []).append((name, category))
                 self._begun_ns[track] = ts_ns
             elif phase == END:
@@ -587,6 +588,7 @@ class Ordered:
             self._deeper[track] -= 1
             return None
         opened = self._open.get(track)
+        name, category = map(self._tracks.long_names.shortened, (name, category))
         if not opened:
             return name
         for at in range(len(opened) - 1, max(-1, len(opened) - 1 - _LOOKED_AT_MAX), -1):

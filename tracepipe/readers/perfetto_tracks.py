@@ -35,6 +35,7 @@ import orjson
 
 from tracepipe.event.counters import COUNTERS, SUMMARY
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record, cut_text
+from tracepipe.event.tables import LongNames
 from tracepipe.readers.ids import Ids
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 
@@ -177,6 +178,7 @@ class Tracks:
     in the order of their first ones.
     """
 
+    long_names: LongNames
     used: dict[int, None] = field(default_factory=dict)
     left_out: int = 0
     unknown: int = 0
@@ -198,7 +200,7 @@ class Tracks:
     def describe(self, data: bytes) -> None:
         """Note a TrackDescriptor. Raises WireError."""
         of = dict(tagged(data))
-        name = next((cut_text(text(of[tag])) for tag in _NAMES if tag in of), "")
+        name = next((self._kept(of[tag]) for tag in _NAMES if tag in of), "")
         made = Descriptor(name, of.get(_PARENT, 0))
         if _THREAD in of:
             self.describe_thread(of[_THREAD], made)
@@ -207,7 +209,7 @@ class Tracks:
         if _COUNTER in of:
             counter = dict(tagged(of[_COUNTER]))
             made.counter = Counter(
-                unit=text(counter.get(_UNIT_NAME, b"")) or _UNITS.get(counter.get(_UNIT, 0), ""),
+                unit=self._kept(counter.get(_UNIT_NAME, b"")) or _UNITS.get(counter.get(_UNIT, 0), ""),
                 multiplier=max(0, signed(counter.get(_MULTIPLIER, 0))) or 1,
                 is_incremental=bool(counter.get(_IS_INCREMENTAL, 0)),
                 of_thread=counter.get(_KIND, 0) in _THREAD_COUNTERS,
@@ -219,6 +221,10 @@ class Tracks:
             made.name = self._all[uuid].name
         self._keep(uuid, made)
 
+    def _kept(self, data: bytes) -> str:
+        """A name that is kept."""
+        return self.long_names.shortened(cut_text(text(data)))
+
     def _keep(self, uuid: int, made: Descriptor) -> None:
         if uuid not in self._all and len(self._all) >= _TRACKS_MAX:
             self.left_out += 1
@@ -229,7 +235,7 @@ class Tracks:
         """Note a ThreadDescriptor. Raises WireError."""
         of = dict(tagged(data))
         made.pid, made.tid = signed(of.get(_PID, 0)), signed(of.get(_TID, 0))
-        made.name = cut_text(text(of.get(_THREAD_NAME, b""))) or made.name
+        made.name = self._kept(of.get(_THREAD_NAME, b"")) or made.name
         self.name_thread(made.pid, made.tid, made.name)
 
     def describe_process(self, data: bytes, made: Descriptor) -> None:
@@ -238,7 +244,7 @@ class Tracks:
         made.pid = signed(next((value for tag, value in of if tag == _PID), 0))
         names = [value for tag, value in of if tag == _PROCESS_NAME]
         names += [value for tag, value in of if tag == _CMDLINE]
-        made.name = cut_text(text(names[0])) if names else made.name
+        made.name = self._kept(names[0]) if names else made.name
         self.name_process(made.pid, made.name)
 
     def name_process(self, pid: int, name: str) -> None:
@@ -246,7 +252,7 @@ class Tracks:
         if name and pid not in self._processes and len(self._processes) >= _THREADS_MAX:
             self.left_out += 1
         elif name:
-            self._processes[pid] = name
+            self._processes[pid] = self.long_names.shortened(name)
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
         """Note the process of a thread, and its name if it has one."""
@@ -254,7 +260,7 @@ class Tracks:
             self.left_out += 1
             return
         self._process_of[tid] = pid
-        self._threads[pid, tid] = name or self._threads.get((pid, tid), "")
+        self._threads[pid, tid] = self.long_names.shortened(name) or self._threads.get((pid, tid), "")
 
     def thread(self, pid: int, tid: int) -> int:
         """The track of a thread without a descriptor. No other track has its number."""
@@ -375,7 +381,7 @@ class Tracks:
 
     def _place_of(self, uuid: int, chain: list[int]) -> Place:
         pid, tid, names = self._thread_of(uuid, chain)
-        name = cut_text(" / ".join(names)) or EVENTS
+        name = self.long_names.shortened(cut_text(" / ".join(names))) or EVENTS
         counter = self._of(uuid).counter
         if counter is None:
             return Place(pid, tid, self._own((pid, tid, name), name))

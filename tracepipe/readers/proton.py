@@ -74,6 +74,7 @@ class _Trace:
         self._rows = row_sorter()
         self._block: _Block | None = None
         self._warps_of: dict[str, int] = {}
+        self._tables = Tables()
         """By kernel: how many warps its blocks have, as far as was seen."""
         self._problems = FirstProblems()
         self._flows = self._first_ns = 0
@@ -150,7 +151,8 @@ class _Trace:
             return
         found = _BLOCK.fullmatch(block.key[0])
         assert found is not None
-        name, sm, number = cut_text(found[1]), int(found[2]), int(found[3])
+        name, sm, number = found[1], int(found[2]), int(found[3])
+        name = self._tables.long_names.shortened(cut_text(name))
         known = {key: value for key, value in block.args.items() if key != _FREQUENCY}
         launched = orjson.dumps({"name": name, "args": known})
         if name in self._warps_of or len(self._warps_of) < _KERNELS_MAX:
@@ -166,7 +168,7 @@ class _Trace:
         """The recording of the warps."""
         clock = CYCLES if self.is_of_cycles else _GLOBALTIMER
         header = Header(clock=clock, clocks=[clock], engine="Triton Proton, inside of kernels")
-        return Recording(header, self._batches(), Tables())
+        return Recording(header, self._batches(), self._tables)
 
     # Batches --------------------------------------------------------------------------------------------
 

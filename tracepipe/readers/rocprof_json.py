@@ -133,8 +133,11 @@ _TABLES: Final = {
 _WITHOUT_TIMES: Final = frozenset({"code_objects", "counters", "host_functions", "summary"})
 """Members of a process that are not read, as they have no events."""
 _EFFECTS: Final = (("ALLOCATE", "ALLOC"), ("FREE", "FREE"))
-# Rows between two commits. Each commit frees the memory of SQLite.
+# Rows and bytes of text between two commits. Each commit frees the memory of SQLite.
 _ROWS_AT_ONCE: Final = 1 << 14
+_BYTES_AT_ONCE: Final = 1 << 20
+# The most text of the names of kinds and operations, and of the messages of markers.
+_NAMES_BYTES_MAX: Final = 4 << 20
 
 
 def sniff(head: bytes) -> bool:

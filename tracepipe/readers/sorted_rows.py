@@ -50,6 +50,10 @@ def unnamed_file() -> BinaryIO:
         return os.fdopen(os.dup(file.fileno()), "r+b")
 
 
+SHORT_BYTES: Final = 1 << 8
+KeptText = bytes | tuple[int, int]
+
+
 @contextmanager
 def naming_the_folder() -> Iterator[None]:
     """Turn an OSError of such a file into an OutputError."""
@@ -60,6 +64,37 @@ def naming_the_folder() -> Iterator[None]:
             f"cannot keep the events of a trace in {tempfile.gettempdir()}: {e.strerror}",
             "Name a folder with room in TMPDIR.",
         ) from e
+
+
+class TextFile:
+    """Texts in a file without a name. Those of `short_bytes` at most stay in memory."""
+
+    def __init__(self, short_bytes: int = SHORT_BYTES) -> None:
+        self._short_bytes = short_bytes
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    def keep(self, text: KeptText) -> KeptText:
+        """Return the text, or its place in the file. Raises OutputError."""
+        if not isinstance(text, bytes) or len(text) <= self._short_bytes:
+            return text
+        with naming_the_folder():
+            if self._file is None:
+                self._file = unnamed_file()
+            self._file.seek(self._end)
+            self._file.write(text)
+        place = self._end, len(text)
+        self._end += len(text)
+        return place
+
+    def text(self, kept: KeptText) -> bytes:
+        """The text that was kept. Raises OutputError."""
+        if isinstance(kept, bytes):
+            return kept
+        assert self._file is not None
+        with naming_the_folder():
+            self._file.seek(kept[0])
+            return self._file.read(kept[1])
 
 
 # Rows and bytes of a run in memory; rows, or bytes, of each run in memory while runs are merged; and runs
@@ -138,6 +173,8 @@ class SortedRows:
         self._file: Any = None
         """A file without a name, if there are runs, and where the next run starts."""
         self._end = 0
+        self._long = TextFile(BLOCK_BYTES >> 2)
+        """The second texts that are long, of which merging does not hold one for each run."""
         self._levels: list[list[Run]] = []
         """By level: runs, then runs that were made of `fan_in` of those, and so on."""
 
@@ -201,7 +238,9 @@ class SortedRows:
 
     def _merged(self, runs: list[Run]) -> Iterator[Rows]:
         """All rows of runs in order; equal rows in the order of the runs. Raises OSError."""
-        return _given(merge(*map(self._rows, runs), key=_order))
+        rows = merge(*map(self._rows, runs), key=_order)
+        text = self._long.text
+        return _given(row if type(row[5]) is bytes else row._replace(second=text(row[5])) for row in rows)
 
     def _written(self, rows: Iterator[SortedRow]) -> Run:
         """Append rows to the file as blocks, each after its size: BLOCK_ROWS rows, or BLOCK_BYTES. Raises
@@ -212,7 +251,7 @@ class SortedRows:
             some: list[tuple[Any, ...]] = []
             size_bytes = 0
             while row is not None and len(some) < BLOCK_ROWS and size_bytes < BLOCK_BYTES:
-                some.append(tuple(row))
+                some.append((*row[:5], self._long.keep(row.second)))
                 size_bytes += len(row.first) + len(row.second)
                 row = next(rows, None)
             block = marshal.dumps(some)

@@ -35,6 +35,8 @@ _CACHE_KIB: Final = 512
 _LONGEST_BYTES: Final = 1 << 20
 # A recording has some hundred tables of some dozen columns.
 _TABLES_MAX, _COLUMNS_MAX = 4096, 512
+# The most text of all small tables, which are kept.
+_SMALL_BYTES_MAX: Final = 8 << 20
 # Steps of SQLite's machine between two checks for signals: some tens of milliseconds.
 _STEPS: Final = 1 << 20
 # The most texts that are remembered, and the longest: at most 4 MB, usually some hundred KB.
@@ -90,6 +92,7 @@ class Database:
         except BaseException:
             self.close()
             raise
+        self._small_bytes = 0
         self._is_asking = False  # of the schema: Python 3.10 cannot take an authorizer away again
         self._connection.set_authorizer(self._may)
         self._connection.set_progress_handler(lambda: 0, _STEPS)
@@ -182,17 +185,28 @@ class Database:
             problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
 
     def texts(self, table: str, columns: Sequence[str], most: int, problems: list[Problem]) -> list[Values]:
-        """The first rows of a small table, `most` of them; none where there is no such table."""
-        if table not in self.tables:
-            return []
+        """The first rows of a small table, `most` of them, with their texts cut; none where there is no such
+        table.
+        """
+        rows: list[Values] = []
         try:
-            rows = list(self.select(table, columns, "LIMIT ?", (most + 1,)))
+            for found in self.select(table, columns) if table in self.tables else ():
+                # Blobs are not used.
+                row = tuple(
+                    cut_text(value) if type(value) is str else value if type(value) is not bytes else None
+                    for value in found
+                )
+                size = sum(len(value) for value in row if isinstance(value, str))
+                if len(rows) >= most or self._small_bytes + size > _SMALL_BYTES_MAX:
+                    what = f"{most} rows" if len(rows) >= most else "as much text as is kept"
+                    problems.append(Problem(0, table, f"has over {what}: the first are used", skipped=False))
+                    break
+                self._small_bytes += size
+                rows.append(row)
         except BROKEN as e:
             problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
             return []
-        if len(rows) > most:
-            problems.append(Problem(0, table, f"has over {most} rows: the first are used", skipped=False))
-        return rows[:most]
+        return rows
 
 
 def quoted(name: str) -> str:
@@ -348,7 +362,7 @@ class EventRows:
         first.
         """
         self._ended += 1
-        heapq.heappush(self._ends, (end_ns, -self._ended, shape, then))
+        heapq.heappush(self._ends, (end_ns, -self._ended, self.tables.long_names.shape(shape), then))
 
     def _end_until(self, ts_ns: int) -> None:
         """Add the ends up to a time."""

@@ -199,7 +199,7 @@ class _Session(LineReader):
         for id, name in ((tid, task.get("comm")), (None, task.get("pcomm"))):
             if type(name) is str and (id is not None or key == "task"):
                 if (pid, id) in self._names or len(self._names) < _NAMES_MAX:
-                    self._names[pid, id] = cut_text(name)
+                    self._names[pid, id] = self.tables.long_names.shortened(cut_text(name))
                 else:
                     self._counted[_NAMES_LEFT_OUT] += 1
         return {"pid": pid} if tid is None else {"pid": pid, "tid": tid}

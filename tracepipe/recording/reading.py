@@ -24,7 +24,7 @@ from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
 from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Problem, Record, still_running
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
-from tracepipe.event.tables import KEPT_MAX
+from tracepipe.event.tables import KEPT_MAX, LONG_NAME
 from tracepipe.event.warps import WarpColumns
 from tracepipe.readers import UNDATED, is_known, naming_others, recognise
 from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
@@ -246,6 +246,12 @@ class Reading:
             tables.given_bytes = 0
             for problem in batch.problems:
                 self.note(problem)
+            for other in batch.others:
+                named = other if isinstance(other, dict) else other.launched
+                if type(name := named.get("name")) is str and len(name) > LONG_NAME:
+                    named["name"] = tables.long_names.shortened(name)
+                if isinstance(other, WarpColumns) and other.ranges:
+                    other.ranges = [*map(tables.long_names.shortened, other.ranges)]
             # A reader that puts events in order has none at first.
             if len(batch.events) or batch.problems:
                 yield batch
@@ -310,6 +316,8 @@ class Reading:
             account.notes.append(
                 counted(left_out, "stack|stacks is|are left out: there are more than can be kept")
             )
+        if note := self._opened.recording.tables.long_names.note():
+            account.notes.append(note)
         if account.source == "tracepipe":
             if self._after_footer:
                 account.notes.append(
