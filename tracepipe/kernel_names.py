@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import Final
 
 # Brackets in an operator's own name open and close nothing.
@@ -14,9 +15,21 @@ _CLOSING: Final = ">)]}"
 _QUALIFIER: Final = re.compile(r"(?<![\w)}>:])(?:(?:\w+|\(anonymous namespace\)|<unnamed>)::)+(?=[\w~])")
 # Names that are remembered: to shorten one takes some 100 µs, and a kernel has many shapes.
 _REMEMBERED: Final = 1 << 10
+_REMEMBERED_LENGTH_MAX: Final = 1 << 11
 
 
-@lru_cache(_REMEMBERED)
+def remembered(of_name: Callable[[str], str]) -> Callable[[str], str]:
+    """A function that remembers its results for names that are not long: it may be asked for any text."""
+    known = lru_cache(_REMEMBERED)(of_name)
+
+    @wraps(of_name)
+    def result(name: str) -> str:
+        return known(name) if len(name) <= _REMEMBERED_LENGTH_MAX else of_name(name)
+
+    return result
+
+
+@remembered
 def kernel_title(name: str) -> str:
     """A name as tracks and tables show it: without return type, parameters and namespaces.
 
@@ -31,7 +44,7 @@ def without_namespaces(name: str) -> str:
     return _QUALIFIER.sub("", name).replace("> >", ">>")
 
 
-@lru_cache(_REMEMBERED)
+@remembered
 def short_kernel_name(name: str) -> str:
     """A demangled name without its return type and parameters: `void f<int>(int*)` is `f<int>`.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from tracepipe.analyses.gpu_work import KERNEL, GpuTime, communicates, gpu_work
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.analyses.steps import Steps
 from tracepipe.event.columns import NONE, Int64s
-from tracepipe.kernel_names import short_kernel_name
+from tracepipe.kernel_names import remembered, short_kernel_name
 from tracepipe.store.run import Run
 from tracepipe.store.tables import object_column
 
@@ -70,7 +69,6 @@ _OPERATIONS: Final = {
 }
 _CALL: Final = re.compile(r"p?nccl([A-Z]\w*)")
 _BEGINS, _ENDS = "GroupStart", "GroupEnd"
-_REMEMBERED: Final = 1 << 12
 UNKNOWN: Final = "not known"
 """The process group of a kernel of which only that is known that others of the rank have another one."""
 TOGETHER: Final = frozenset({"reduce_scatter", "all_reduce", "all_gather", "all_to_all", "barrier"})
@@ -86,7 +84,7 @@ class Asked(NamedTuple):
     elements: int | None
 
 
-@lru_cache(_REMEMBERED)
+@remembered
 def operation_of(name: str) -> str:
     """The operation that a name tells, "" where it tells none."""
     return next((operation for operation, form in _OPERATIONS.items() if form.search(name)), "")
@@ -246,6 +244,5 @@ def _one(asked: tuple[Asked, ...], operation: str) -> Asked | None:
     return None
 
 
-@lru_cache(_REMEMBERED)
 def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None

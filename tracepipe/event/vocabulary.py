@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Final
+
+from tracepipe.kernel_names import remembered
 
 RUNNING: Final = "running"
 """A slice of the scheduler's layer: a thread has a processor."""
@@ -62,7 +63,7 @@ def state_text(prev_state: int) -> str:
     return LEFT_STATES.get(lowest, str(prev_state)) if prev_state else RUNNABLE
 
 
-@lru_cache(maxsize=256)
+@remembered
 def direction_named(text: str) -> str:
     """The name of a copy's direction: `HtoD` for `H2D`, `host_to_device` and cudaMemcpyHostToDevice.
 

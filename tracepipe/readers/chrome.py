@@ -518,7 +518,8 @@ class ChromeEvents:
             if id is None:
                 raise Unusable("id", "is missing")
             args = _args_of(event, _OF_ASYNC)
-            kind = Kind({"type": "annotation"} | ({"domain": category} if category else {}))
+            domain = self.long_names.shortened(category)
+            kind = Kind({"type": "annotation"} | ({"domain": domain} if domain else {}))
             pid = self._ids.thread({"pid": event.get("pid")}, kind.fields).get("pid")
             # With a global id, the process does not matter.
             is_shared = type(event.get("id2")) is dict and "global" in event["id2"]
@@ -1062,6 +1063,9 @@ class _Trace:
                 "(args.time_not_known)": self._undated,
                 "name|names of processes and threads is|are left out: there are more than can be kept": (
                     events.names_left_out
+                ),
+                "member|members around the events is|are not read: there is more text than can be kept": (
+                    self._elements.members_left_out
                 ),
                 "begin|begins has|have no end: drawn to that of the caller, or the trace (args.unclosed)": (
                     pairs.unclosed

@@ -25,8 +25,8 @@ from tracepipe.event.model import TIME_LIMIT_NS, Problem
 from tracepipe.native import library
 from tracepipe.readers.recording import BOM, LINE_LIMIT_BYTES, TOO_DEEP, is_too_deep
 
-# What opens, what closes, and a string up to its first escape or its end. For a pattern of a whole string, the
-# engine takes 100 bytes of memory for each byte of it.
+# What opens, what closes, and a string up to its first escape or its end. For a pattern of a whole string,
+# the engine takes 100 bytes of memory for each byte of it.
 _TOKENS = re.compile(rb'([{\[])|([}\]])|"[^"\\]*(")?')
 _OPENS, _CLOSES = 1, 2
 _ESCAPED = re.compile(rb'\\.[^"\\]*', re.DOTALL)
@@ -92,7 +92,7 @@ def object_end(text: bytes, at: int, stop: int = -1) -> int:
 
 
 def _string_end(text: bytes, at: int, stop: int) -> int:
-    """The end of a string, of which `at` is a place before an escape or the end; -1 where that is not there."""
+    """The end of a string, of which `at` is a place before an escape or the end; -1 where it has none."""
     while (found := _ESCAPED.match(text, at, stop)) is not None:
         at = found.end()
     return at + 1 if at < stop and text[at] == _QUOTE else -1
@@ -108,6 +108,7 @@ _SCALAR_END = re.compile(rb"[,\]}\s]")
 _NEXT = re.compile(rb"[{\]]")
 # A whole value that is no object, in its place.
 _OTHER = re.compile(rb'(?:"(?:[^"\\]|\\.)*"|\[[^{}\[\]"]*\]|[^\s,{}\[\]"]+)(?=\s*[,\]])', re.DOTALL)
+_ENDS = re.compile(rb"[}\s]+")
 _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 # How an event begins inside of broken text, how many such places are tried, and how often the text is read.
 _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
@@ -256,6 +257,8 @@ class JsonElements(JsonText):
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__(stream)
         self.members: dict[str, Any] = {}
+        self.members_left_out = self._members_bytes = 0
+        """Members that are too long to be read, and those beyond all that are kept."""
         self.is_ended = False
         self.rest = ""
         """What is wrong after the last event that was read, if anything is."""
@@ -299,6 +302,10 @@ class JsonElements(JsonText):
                 return False
             if not text:
                 self._skip()
+            self._members_bytes += len(key) + len(text)
+            if not text or self._members_bytes > LINE_LIMIT_BYTES:
+                self.members_left_out += 1
+                continue
             value = _parsed(text)
             if type(name) is str and value is not None:
                 self.members[name] = value
@@ -373,12 +380,11 @@ class JsonElements(JsonText):
         """Skip what is in the place of events, up to the next event or bracket."""
         while True:
             batch.faults.append((self._before + self._at, "is not an event"))
-            if found := _OTHER.match(self._text, self._at, self._at + _BEGIN_BYTES_MAX):
-                self._at = found.end()
-            elif self._in_object and self._text.startswith(b"}", self._at):
-                self._at += 1
-            else:
+            found = _OTHER.match(self._text, self._at, self._at + _BEGIN_BYTES_MAX)
+            found = found or (_ENDS.match(self._text, self._at) if self._in_object else None)
+            if not found:
                 break
+            self._at = found.end()
             found = _BETWEEN.match(self._text, self._at)
             self._at = found.end() if found else self._at
             if self._text[self._at : self._at + 1] in (b"", b"{", b"]"):

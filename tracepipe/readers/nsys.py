@@ -38,7 +38,7 @@ from tracepipe.event.model import (
     cut_text,
 )
 from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Args
+from tracepipe.event.tables import Args, LongNames
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.readers.ids import Launches, RangeNumbers
@@ -148,8 +148,8 @@ class _Names:
     `problems`.
     """
 
-    def __init__(self, database: Database, problems: list[Problem]) -> None:
-        self._database, self._problems = database, problems
+    def __init__(self, database: Database, problems: list[Problem], long_names: LongNames) -> None:
+        self._database, self._problems, self._long_names = database, problems, long_names
         self.strings = Strings(database, "StringIds", "id", "value", problems)
         self._kernels = Cache[Any, tuple[str, str | None]]()
         self._metrics: dict[tuple[Any, Any], str] | None = None
@@ -186,10 +186,10 @@ class _Names:
         ):
             name, rank = self.strings.get(name_id), priority if type(priority) is int else 0
             if type(whole) is int and name and (whole not in threads or threads[whole][0] <= rank):
-                threads[whole] = rank, name
+                threads[whole] = rank, self._long_names.shortened(cut_text(name))
         for whole, (_, name) in threads.items():
             if pid := _pid(whole):
-                yield {"type": "name", "pid": pid, "tid": whole & _ID_MASK, "name": cut_text(name)}
+                yield {"type": "name", "pid": pid, "tid": whole & _ID_MASK, "name": name}
 
     def gpu(self, pid: int | None, device: object) -> int | None:
         """The number of a GPU in the machine by its number in a process."""
@@ -591,7 +591,7 @@ class _Export:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._rows = EventRows(database, [])
-        self._names = _Names(database, self._rows.problems)
+        self._names = _Names(database, self._rows.problems, self._rows.tables.long_names)
         self._capture = self._names.settings("META_DATA_CAPTURE")
 
     def recording(self) -> Recording:

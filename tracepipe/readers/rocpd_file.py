@@ -166,9 +166,10 @@ class _Session:
             f"LEFT JOIN {quoted(other)} AS {name} ON {name}.id = r.{quoted(by)}" for name, other, by in joined
         )
         found = ", ".join(column_of.get(name, "NULL") for name in (*COMMON, *columns))
-        # The second column is the time, the third the end.
-        sql = f"SELECT r.rowid, {found} FROM {quoted(table)} AS r NOT INDEXED {joins} ORDER BY 2, 3 DESC"
-        return self._database.dated(table, sql, problems)
+        rest = f"FROM {quoted(table)} AS r NOT INDEXED {joins}"
+        order = [(column_of.get("start", "NULL"), ""), (column_of.get("end", "NULL"), "DESC")]
+        with_texts = [table, *(other for _, other, _ in joined)]
+        return self._database.dated(with_texts, f"r.rowid, {found}", rest, order, problems)
 
 
 def _is_text(value: object) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
-from tracepipe.event.model import Problem
+from tracepipe.event.model import Problem, cut_text
 from tracepipe.readers.json_elements import JsonText, objects, parsed
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.rocpd_file import recording_in
@@ -136,8 +136,10 @@ _EFFECTS: Final = (("ALLOCATE", "ALLOC"), ("FREE", "FREE"))
 # Rows and bytes of text between two commits. Each commit frees the memory of SQLite.
 _ROWS_AT_ONCE: Final = 1 << 14
 _BYTES_AT_ONCE: Final = 1 << 20
-# The most text of the names of kinds and operations, and of the messages of markers.
+# The most text of the names of kinds and operations, and the most kinds of records that are not read.
 _NAMES_BYTES_MAX: Final = 4 << 20
+_UNREAD_MAX: Final = 1 << 10
+_KIND_LENGTH_MAX: Final = 1 << 8
 
 
 def sniff(head: bytes) -> bool:
@@ -207,7 +209,10 @@ class _Process:
         self._texts: dict[str, int] = {}
         self._kinds: list[str] = []
         self._operations: list[list[str]] = []
-        self._messages: dict[int, str] = {}
+        self._names_bytes = self._text_bytes = 0
+        connection.execute("CREATE TEMP TABLE IF NOT EXISTS message (id INTEGER PRIMARY KEY, text)")
+        connection.execute("DELETE FROM message")
+        self._has_messages = False
         self._events = self._rows = 0
         self._unread: Counter[str] = Counter()
 
@@ -235,8 +240,9 @@ class _Process:
                     self._records(walk, kind)
             else:
                 walk.skip()
-                self._unread[key] += key not in _WITHOUT_TIMES
-        for kind, count in (+self._unread).items():
+                if key not in _WITHOUT_TIMES:
+                    self._not_read(key)
+        for kind, count in self._unread.items():
             words = counted(count, "record|records is|are not read")
             self._problems.append(Problem(0, kind, words, skipped=False))
 
@@ -255,13 +261,14 @@ class _Process:
             if key == "buffer_records":
                 for kind in _objects(walk):
                     names = kind.get("operations")
-                    self._kinds.append(str(kind.get("kind")))
-                    self._operations.append([str(name) for name in names] if isinstance(names, list) else [])
+                    self._kinds.append(self._kept(kind.get("kind")))
+                    self._operations.append([*map(self._kept, names)] if isinstance(names, list) else [])
             elif key == "marker_api":
                 for message in _objects(walk):
                     number, text = _whole(message.get("key")), message.get("value")
-                    if number is not None and isinstance(text, str) and len(self._messages) < _ROWS_AT_ONCE:
-                        self._messages[number] = text
+                    if number is not None and isinstance(text, str):
+                        self._has_messages = True
+                        self._execute("INSERT OR REPLACE INTO message VALUES (?, ?)", (number, text))
             else:
                 walk.skip()
 
@@ -270,7 +277,7 @@ class _Process:
     def _records(self, walk: JsonWalk, kind: str) -> None:
         if not walk.sees(b"["):
             walk.skip()
-            self._unread[kind] += 1
+            self._not_read(kind)
             return
         insert = {
             "kernel_dispatch": self._dispatch,
@@ -281,18 +288,20 @@ class _Process:
             if isinstance(record, dict) and "start_timestamp" in record:
                 insert(record)
             else:
-                self._unread[kind] += 1
+                self._not_read(kind)
 
     def _of(self, record: dict[str, Any]) -> tuple[int | None, int | None, Any, Any, int]:
         """Process and thread, start and end, and the event of a record."""
         correlation = record.get("correlation_id")
         number = _whole(correlation.get("internal")) if isinstance(correlation, dict) else None
         kind = _whole(record.get("kind"))
-        category = self._kinds[kind] if kind is not None and 0 <= kind < len(self._kinds) else "records"
+        category = self._kinds[kind] if kind is not None and 0 <= kind < len(self._kinds) else ""
         self._events += 1
-        stated = self._messages.get(number) if number is not None else None
-        extra = json.dumps({"message": stated}) if stated is not None else None
-        self._insert("event", self._events, self._number_of(category), number, extra)
+        extra = None
+        if self._has_messages:
+            found = self._connection.execute("SELECT text FROM message WHERE id = ?", (number,)).fetchone()
+            extra = json.dumps({"message": found[0]}) if found else None
+        self._insert("event", self._events, self._number_of(category or "records"), number, extra)
         span = _whole(record.get("start_timestamp")), _whole(record.get("end_timestamp"))
         return self._pid, _whole(record.get("thread_id")), *span, self._events
 
@@ -301,9 +310,8 @@ class _Process:
         kind, operation = _whole(record.get("kind")), _whole(record.get("operation"))
         known = self._operations[kind] if kind is not None and 0 <= kind < len(self._operations) else []
         is_known = operation is not None and 0 <= operation < len(known)
-        return self._number_of(
-            known[operation] if is_known and operation is not None else f"operation {operation}"
-        )
+        name = known[operation] if is_known and operation is not None else ""
+        return self._number_of(name or f"operation {operation}")
 
     def _region(self, record: dict[str, Any]) -> None:
         self._insert("region", None, *self._of(record), self._operation(record))
@@ -351,10 +359,30 @@ class _Process:
             self._insert("string", number, text)
         return number
 
+    def _kept(self, stated: object) -> str:
+        """A name that is kept, "" where there are too many."""
+        name = cut_text(str(stated))
+        self._names_bytes += len(name) + _KIND_LENGTH_MAX
+        if self._names_bytes <= _NAMES_BYTES_MAX:
+            return name
+        self._unread["names of operations"] += 1
+        return ""
+
+    def _not_read(self, kind: str) -> None:
+        """Count a record that is not read."""
+        kind = cut_text(kind, _KIND_LENGTH_MAX)
+        has_room = kind in self._unread or len(self._unread) < _UNREAD_MAX
+        self._unread[kind if has_room else "other kinds"] += 1
+
     def _insert(self, kind: str, *values: object) -> None:
-        self._connection.execute(self._inserts[kind], values)
+        self._execute(self._inserts[kind], values)
+
+    def _execute(self, sql: str, values: tuple[object, ...]) -> None:
+        self._connection.execute(sql, values)
         self._rows += 1
-        if self._rows % _ROWS_AT_ONCE == 0:
+        self._text_bytes += sum(len(value) for value in values if isinstance(value, str))
+        if self._rows >= _ROWS_AT_ONCE or self._text_bytes >= _BYTES_AT_ONCE:
+            self._rows = self._text_bytes = 0
             self._connection.execute("COMMIT")
             self._connection.execute("BEGIN")
 

@@ -21,6 +21,7 @@ from tracepipe.event.model import NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import Warps
+from tracepipe.readers.sorted_rows import Cache
 from tracepipe.readers.sqlite_sidecars import recovered
 from tracepipe.units import counted
 
@@ -43,7 +44,9 @@ _STEPS: Final = 1 << 20
 _STRINGS_MAX: Final = 1 << 12
 _STRING_LENGTH_MAX: Final = 1 << 10
 _READS: Final = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ})
-_FUNCTIONS: Final = frozenset({"count"})
+_FUNCTIONS: Final = frozenset({"count", "length", "typeof"})
+# SQLite's sorter holds a row of each part that it merges: rows with longer texts are sorted without these.
+_SORTED_LENGTH_MAX: Final = 1 << 12
 
 
 class Database:
@@ -168,21 +171,44 @@ class Database:
         words = [
             (name, way) for name, _, way in (one.partition(" ") for one in order) if name.lower() in here
         ]
-        by = ", ".join(f"{quoted(name)} {way}" for name, way in words)
         found = ", ".join(self._columns(table, ("rowid", *columns)))
-        sql = f"SELECT {found} FROM {quoted(table)} NOT INDEXED {where} ORDER BY {by}"
-        return self.dated(table, sql, problems)
+        rest = f"FROM {quoted(table)} AS r NOT INDEXED {where}"
+        return self.dated([table], found, rest, [(quoted(name), way) for name, way in words], problems)
 
-    def dated(self, table: str, sql: str, problems: list[Problem]) -> Iterator[Values]:
-        """Rows of a statement, as `in_order` returns those of a table."""
+    def dated(
+        self, tables: list[str], found: str, rest: str, order: list[tuple[str, str]], problems: list[Problem]
+    ) -> Iterator[Values]:
+        """Rows of the first table, which is called r, joined to others, as `in_order` returns them: `found`
+        and `rest` are the columns and the rest of the statement.
+        """
+        table = tables[0]
         try:
-            for row in self._connection.execute(sql):
+            for row in self._sorted(tables, found, rest, order):
                 if type(row[1]) is int:
                     yield row
                 else:
                     problems.append(Problem(0, f"{table} row {row[0]}", "its time is not an integer"))
         except BROKEN as e:
             problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
+
+    def _sorted(
+        self, tables: list[str], found: str, rest: str, order: list[tuple[str, str]]
+    ) -> Iterator[Values]:
+        if not any(map(self._has_long_texts, tables)):
+            by = ", ".join(f"{name} {way}" for name, way in order)
+            yield from self._connection.execute(f"SELECT {found} {rest} ORDER BY {by}")
+            return
+        by = ", ".join(f"CASE WHEN typeof({name}) = 'integer' THEN {name} END {way}" for name, way in order)
+        one = f"SELECT {found} {rest} {'AND' if 'WHERE' in rest else 'WHERE'} r.rowid = ?"
+        for number in self._connection.execute(f"SELECT r.rowid {rest} ORDER BY {by}"):
+            yield from self._connection.execute(one, number)
+
+    def _has_long_texts(self, table: str) -> bool:
+        names = map(quoted, self.tables[table])
+        # Texts are greater than all numbers: this is much faster than to ask for types or lengths.
+        long = " OR ".join(f"({name} >= '' AND length({name}) > {_SORTED_LENGTH_MAX})" for name in names)
+        found = self._connection.execute(f"SELECT 1 FROM {quoted(table)} NOT INDEXED WHERE {long} LIMIT 1")
+        return found.fetchone() is not None
 
     def texts(self, table: str, columns: Sequence[str], most: int, problems: list[Problem]) -> list[Values]:
         """The first rows of a small table, `most` of them, with their texts cut; none where there is no such
@@ -263,8 +289,6 @@ class Strings:
 
 BATCH_ROWS: Final = 1 << 10
 _BATCH_BYTES: Final = 1 << 19
-# The most shapes whose numbers are remembered by the keys of a reader.
-_SHAPES_MAX: Final = 1 << 13
 # The most ends that wait. Ranges nest some dozen deep on some hundred threads.
 ENDS_MAX: Final = 1 << 14
 _NEVER_NS: Final = 1 << 63
@@ -288,7 +312,7 @@ class EventRows:
         self.table, self.row = "", 0
         self._rows: list[Row] = []
         self._others: list[Record | Warps] = []
-        self._numbers: dict[Any, int] = {}
+        self._numbers = Cache[Any, int]()
         self._rounds = self._ended = 0
         self._ends: list[tuple[int, int, Shape, Callable[[], None] | None]] = []
         self._open: dict[Any, list[int]] = {}
@@ -302,9 +326,8 @@ class EventRows:
         """The number of the shape that `make` returns. It is called once for each key."""
         number = self._numbers.get(key)
         if number is None:
-            if len(self._numbers) >= _SHAPES_MAX:
-                self._numbers.clear()
-            number = self._numbers[key] = self.number_of(make())
+            shape = make()
+            number = self._numbers.keep(key, self.number_of(shape), len(shape.name))
         return number
 
     def number_of(self, shape: Shape) -> int:
