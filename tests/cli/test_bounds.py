@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,9 +19,11 @@ import orjson
 import pytest
 import zstandard
 
+from tests.golden.cases import FIXTURES
 from tests.support.cores import running
 from tests.support.perfetto_trace import CLEARED, INSTANT, TraceMade
 from tests.support.program import PYTHONPATH
+from tracepipe.native import PURE
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +45,8 @@ BOUND_MB = 64
 TRACK_KB = 1
 LINE_MB = 30
 FURTHER_MB = 16
+LONG_NAMES_MB = 8
+PYTHON_MB = 30
 Lines = Iterator[dict[str, Any]]
 
 
@@ -76,6 +84,28 @@ def names_of_templates() -> Lines:
 def names_of_16_kilobytes() -> Lines:
     """As long as names may be."""
     return (event(at, name=f"{at} " + "x" * 16_000) for at in range(4_000))
+
+
+LONG = "x" * 16_000
+LONGER = "x" * 900_000
+
+
+def long_texts() -> list[Any]:
+    """Long texts, all different, of all that is kept until the end or until something ends."""
+    kernel = {"type": "gpu_kernel", "gpu": 0, "stream": 7}
+    ranges = {"type": "annotation", "phase": "B"}
+    counter = {"type": "hook", "layer": "c", "phase": "C", "name": "c"}
+    forms: dict[str, Callable[[int], dict[str, Any]]] = {
+        "threads": lambda at: event(at, tid=at, comm=f"{at} {LONG}"),
+        "layers": lambda at: event(at, type="hook", layer=f"{at} {LONG}"),
+        "domains": lambda at: event(at, type="annotation", domain=f"{at} {LONG}"),
+        "open calls": lambda at: event(at, phase="B", tid=at % 50, name=f"{at} {LONG}"),
+        "open ranges": lambda at: event(at, range=at, name=f"{at} {LONG}", **ranges),
+        "series": lambda at: event(at, args={f"{at} {LONG}": 1}, **counter),
+        "kernels": lambda at: event(at, name=f"{at} {LONG}", **kernel),
+        "names": lambda at: {"type": "name", "pid": at, "name": f"{at} {LONG}"},
+    }
+    return [pytest.param(form, id=name) for name, form in forms.items()]
 
 
 def long_keys() -> Lines:
@@ -209,9 +239,9 @@ def recorded(path: Path, lines: Lines, **of_header: Any) -> Path:
     return path
 
 
-def peak_mb(*arguments: str) -> float:
+def peak_mb(*arguments: str, core: str = "0") -> float:
     """What a command takes at most."""
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "TRACEPIPE_PURE": "0"}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, PURE: core}
     command = [sys.executable, "-c", PROGRAM, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert "Traceback" not in done.stderr, done.stderr
@@ -241,6 +271,14 @@ def peak_mb(*arguments: str) -> float:
 def test_whatever_a_recording_holds(lines: Callable[[], Lines], to: str, tmp_path: Path) -> None:
     path = recorded(tmp_path / "run.jsonl", lines())
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", to) < BOUND_MB
+
+
+@pytest.mark.parametrize("form", long_texts())
+def test_long_texts_that_are_kept(form: Callable[[int], dict[str, Any]], tmp_path: Path) -> None:
+    count = 1_500
+    path = recorded(tmp_path / "run.jsonl", map(form, range(count)))
+    found_mb = peak_mb("convert", str(path), "-o", str(tmp_path / "out"), "-f", "chrome")
+    assert found_mb < BOUND_MB + LONG_NAMES_MB + count * 1.3 / 1024
 
 
 @pytest.mark.parametrize("lines", [names, stacks, annotated], ids=lambda one: one.__name__)
@@ -288,6 +326,60 @@ def test_a_trace_of_pytorch_in_any_order(tmp_path: Path) -> None:
     assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
 
 
+@pytest.mark.parametrize(
+    ("wide", "core"),
+    [
+        ({"args": {"text": LONGER}}, "0"),
+        ({"args": {"text": LONGER}}, "1"),
+        ({"name": LONG}, "0"),
+        ({"cat": LONG, "ph": "b", "id": LONG}, "0"),
+    ],
+    ids=["arguments", "arguments, Python alone", "names", "ids"],
+)
+def test_begins_that_wait_in_a_trace_of_chrome(wide: dict[str, Any], core: str, tmp_path: Path) -> None:
+    count, path = 60 if "args" in wide else 1_500, tmp_path / "trace.json.gz"
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write('{"traceEvents": [{}')
+        for at in range(count):
+            one = {"ph": "B", "name": "f", "pid": 7, "tid": 7, "ts": at} | wide
+            file.write(",\n" + json.dumps(one).replace("xxx", f"{at} xxx", 1))
+        file.write("]}")
+    found_mb = peak_mb("convert", str(path), "-o", str(tmp_path / "out"), core=core)
+    assert found_mb < BOUND_MB + PYTHON_MB * int(core) + LONG_NAMES_MB + count * 2 / 1024
+
+
+@pytest.mark.parametrize("table", ["kernels", "ranges", "threads", "domains"])
+def test_long_texts_of_nsight_systems(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sqlite"
+    shutil.copy(FIXTURES / "nsys" / "input.sqlite", path)
+    with closing(sqlite3.connect(path)) as db, db:
+        for at in range(70):
+            text, number = f"{at} {LONGER}", 10_000 + at
+            db.execute("INSERT INTO StringIds VALUES (?, ?)", (number, text))
+            columns, change = {
+                "kernels": ("CUPTI_ACTIVITY_KIND_KERNEL", {"start": at, "demangledName": number}),
+                "ranges": ("NVTX_EVENTS WHERE eventType = 59", {"start": at, "text": text}),
+                "threads": ("ThreadNames", {"globalTid": number << 24 | at, "nameId": number}),
+                "domains": ("NVTX_EVENTS", {"eventType": 75, "domainId": number, "text": text}),
+            }[table]
+            found = db.execute(f"SELECT * FROM {columns} LIMIT 1")
+            row = dict(zip([one[0] for one in found.description], found.fetchone(), strict=True)) | change
+            marks = ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO {columns.split()[0]} VALUES ({marks})", [*row.values()])
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB + LONG_NAMES_MB
+
+
+def test_long_texts_of_rocprof(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    trace = json.loads((FIXTURES / "rocprof-mi350" / "input.json").read_bytes())
+    strings = trace["rocprofiler-sdk-tool"][0]["strings"]
+    names = [{"kind": f"{at} {LONG}", "operations": [f"{at} {LONG}"] * 9} for at in range(100)]
+    strings["marker_api"] = [{"key": at, "value": f"{at} {LONGER}"} for at in range(50)]
+    strings["buffer_records"] += names
+    path.write_text(json.dumps(trace))
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
+
+
 def test_a_trace_of_perfetto(tmp_path: Path) -> None:
     path, trace = tmp_path / "run.jsonl", tmp_path / "run.pftrace"
     lines = (
@@ -317,7 +409,7 @@ def test_a_large_packet_of_perfetto_is_read_in_parts(tmp_path: Path) -> None:
 def test_long_texts_in_other_formats(lines: Callable[[], Lines], form: str, tmp_path: Path) -> None:
     path, trace = recorded(tmp_path / "run.jsonl", lines()), str(tmp_path / "trace")
     peak_mb("convert", str(path), "-o", trace, "-f", form)
-    assert peak_mb("convert", trace, "-o", str(tmp_path / "out"), "-f", "perfetto") < BOUND_MB
+    assert peak_mb("convert", trace, "-o", str(tmp_path / "out"), "-f", "perfetto") < BOUND_MB + LONG_NAMES_MB
 
 
 def test_text_has_the_timeline_in_a_file(tmp_path: Path) -> None:

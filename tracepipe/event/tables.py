@@ -8,8 +8,8 @@ import os
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import orjson
@@ -29,9 +29,10 @@ _TEXTS = ("name", "comm", "layer", "domain")  # those of a shape
 Args = dict[str, Any]
 # A name that is longer than this may be kept several times: for its track, its kernel, an open slice.
 LONG_NAME = 256
-LONG_NAMES_BYTES_MAX = 4 << 20
+LONG_NAMES_BYTES_MAX = 2 << 20
+_CUT_NAME = 100
 # This many names are counted one by one.
-_CUT_NAMES_MAX = 1 << 14
+_CUT_NAMES_MAX = 1 << 12
 
 
 class LongNames:
@@ -40,8 +41,8 @@ class LongNames:
     """
 
     def __init__(self) -> None:
-        self._kept: set[bytes] = set()
-        self._cut: set[bytes] = set()
+        self._kept: set[int] = set()
+        self._cut: set[int] = set()
         self._bytes = 0
 
     def note(self) -> str:
@@ -57,7 +58,8 @@ class LongNames:
         if len(name) <= LONG_NAME:
             return name
         text = name.encode("utf-8", "surrogatepass")
-        digest = blake2b(text, digest_size=8).digest()
+        # A module of digests would take 5 MB of memory.
+        digest = crc32(text) << 32 | crc32(text[::-1])
         if digest in self._kept:
             return name
         if digest not in self._cut and self._bytes + len(text) <= LONG_NAMES_BYTES_MAX:
@@ -66,7 +68,7 @@ class LongNames:
             return name
         if len(self._cut) < _CUT_NAMES_MAX:
             self._cut.add(digest)
-        return f"{name[:LONG_NAME]}… ({digest.hex()})"
+        return f"{name[:_CUT_NAME]}… ({digest:016x})"
 
     def shape(self, shape: Shape) -> Shape:
         """A shape whose texts may be kept."""
