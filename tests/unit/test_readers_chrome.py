@@ -175,7 +175,7 @@ def test_an_impossible_duration_is_kept_marked_and_reported(dur: Any, args: dict
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (b'{"ph":"X","name":"bad","ts":1,"args":{"a":AllReduce}}', "is not JSON (at byte 41)"),
+        (b'{"ph":"X","name":"bad","ts":1,"args":{"a" "b"}}', "is not JSON (at byte 41)"),
         (b'{"ph":"X","name":"bad', "is not JSON (at byte 41)"),
         (b'{"ph":"X","name":"bad","args":{"a":1}', "is not JSON (at byte 41)"),
         (b'{"ph":"X","name":"bad","dur":1}', "ts: is missing (at byte 41)"),
@@ -231,6 +231,41 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
     records, problems = read(b'[{"ph":"i","name":"a\xff","ts":1,"args":{"x":NaN,"y":"\\ud800"}}]')
     assert (records[0]["name"], records[0]["args"]) == ("a�", {"x": "NaN", "y": "?"})
     assert problems == []
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *[
+            (word, word)
+            for word in ("inf", "-Infinity", "-nan(ind)", "1.#QNAN", "AllReduce", "1e999", "0x1F")
+        ],
+        *[("None", None), ("True", True), ("False", False), ("undefined", None), ("null", None)],
+        *[("+1.5", 1.5), (".75", 0.75), ("-050", -50), ("246.", 246), ("00", 0), ("01e2", 100.0)],
+        *[("[,1,,2 , ]", [1, 2]), ('{,"b":1,"c":{},,}', {"b": 1, "c": {}}), ('"\x01\t\n"', "\x01\t\n")],
+        ('"x,]" ,', "x,]"),
+    ],
+)
+def test_what_only_a_strict_parser_refuses_is_read(written: str, value: Any) -> None:
+    text = f'[,{{"ph":"XY","name":"a","ts":1,"dur":.75,"args":{{"of":{written},"next":7,}},}},\n,'.encode()
+    assert recognise(text).name == "chrome"
+    (record,), problems = read(text)
+    assert (record["ts_ns"], record["dur_ns"], record["args"]) == (1000, 750, {"of": value, "next": 7})
+    assert problems == []
+
+
+def test_a_time_of_unusual_form_keeps_its_nanoseconds() -> None:
+    records, _ = read(b'[{"ph":"i","name":"f","ts":+01712195495519689.047,"args":{"a":inf}}]')
+    assert records[0]["ts_ns"] == 1712195495519689047
+
+
+@pytest.mark.usefixtures("core")
+def test_a_counter_keeps_its_series_beside_one_that_is_no_number() -> None:
+    texts = {"b": ".75", "c": "246.", "d": "050", "e": "+10.5", "f": "1e3", "bad": "n/a", "none": None}
+    records, problems = read([EVENT | {"ph": "C", "args": {"a": 5, **texts}}])
+    assert records[0]["args"] == {"a": 5, "b": 0.75, "c": 246, "d": 50, "e": 10.5, "f": 1000}
+    assert [one.message for one in problems] == ["2 values of counters are left out: they are not numbers"]
 
 
 def test_problems_beyond_the_first_are_counted() -> None:

@@ -329,7 +329,7 @@ _LONG_NS: Final = 365 * 24 * 3600 * 10**9
 _NAMES_MAX: Final = 1 << 16
 _NO_NAME: Final = "no name"
 _KEY_BYTES_MAX: Final = 1 << 9
-_DIGITS = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
+_DIGITS = re.compile(r"[-+]?(?:[0-9]{1,18}(\.[0-9]{0,18})?|(\.[0-9]{1,18}))([eE][-+]?[0-9]{1,2})?")
 
 
 def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -355,7 +355,7 @@ class ChromeEvents:
         """The first and the last time, without 0."""
         self.least_ns = TIME_LIMIT_NS
         """The first time, which may be below 0."""
-        self.negative = self.impossible = self.cut = self.names_left_out = 0
+        self.negative = self.impossible = self.cut = self.names_left_out = self.no_numbers = 0
         self._firsts = Cache[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
         self.long_names = LongNames()
@@ -384,8 +384,10 @@ class ChromeEvents:
 
     def _add_event(self, event: dict[str, Any], text: bytes) -> None:
         phase = event.get("ph")
-        if type(phase) is not str:
+        if type(phase) is not str or not phase:
             raise Unusable("ph", "is missing, or is not a string")
+        if len(phase) > 1:  # other viewers read the first letter
+            phase = event["ph"] = phase[0]
         if phase == "M":
             self._add_name(event)
             return
@@ -406,7 +408,7 @@ class ChromeEvents:
         elif phase in _PAIRED:
             self._add_paired(event, ts_ns, category)
         else:
-            raise Unusable("ph", f"{phase[:8]!r} is not a phase that is read")
+            raise Unusable("ph", f"{phase!r} is not a phase that is read")
 
     def _note_time(self, ts_ns: int, dur_ns: int) -> None:
         if ts_ns > 0:
@@ -483,9 +485,11 @@ class ChromeEvents:
 
     def _add_counter(self, event: dict[str, Any], ts_ns: int, category: str) -> None:
         args = event.get("args")
-        values = {key: _value(value) for key, value in args.items()} if type(args) is dict else {}
-        if not values or None in values.values():
+        args = args if type(args) is dict else {}
+        values = {key: number for key, value in args.items() if (number := _value(value)) is not None}
+        if not values:
             raise Unusable("args", "are without numbers, which a counter needs")
+        self.no_numbers += len(args) - len(values)
         kind = self._kinds.counter(event, category)
         id = id_of(event)
         name = f"{event.get('name', _NO_NAME)}" + (f"[{id[-1]}]" if id else "")
@@ -589,9 +593,10 @@ def _value(value: object) -> int | float | None:
     """The value of a counter, which may be given as a string."""
     if type(value) is int or type(value) is float:
         return value
-    if type(value) is not str or not _DIGITS.fullmatch(value):
+    digits = _DIGITS.fullmatch(value) if type(value) is str else None
+    if digits is None:
         return None
-    return int(value) if value.lstrip("-").isdigit() else float(value)
+    return float(digits[0]) if any(digits.groups()) else int(digits[0])
 
 
 # Why the core returned, and what is done with the events of a key, as in chrome_rows.c.
@@ -708,7 +713,7 @@ _VIZTRACER_EVENT = re.compile(rb'"cat"\s*:\s*"(?:FEE|fee)"')
 _PROTON_EVENT = re.compile(rb'"call_stack"\s*:\s*\[\s*"ROOT"')
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 _MEMBER = re.compile(rb'\{\s*(?:"[^"\\]{0,64}"\s*:|\})')
-_LIST = re.compile(rb"\[\s*(?:\{|\]|$)")
+_LIST = re.compile(rb"\[[\s,]*(?:\{|\]|$)")
 _OF_AMD = re.compile(r"AMD|Radeon|Instinct|gfx", re.IGNORECASE)
 _OF_SM: Final = {
     "regsPerMultiprocessor": "registers_per_sm",
@@ -1064,6 +1069,7 @@ class _Trace:
                 "name|names of processes and threads is|are left out: there are more than can be kept": (
                     events.names_left_out
                 ),
+                "value|values of counters is|are left out: they are not numbers": events.no_numbers,
                 "member|members around the events is|are not read: there is more text than can be kept": (
                     self._elements.members_left_out
                 ),

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
+from math import isfinite
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -110,6 +111,18 @@ _NEXT = re.compile(rb"[{\]]")
 _OTHER = re.compile(rb'(?:"(?:[^"\\]|\\.)*"|\[[^{}\[\]"]*\]|[^\s,{}\[\]"]+)(?=\s*[,\]])', re.DOTALL)
 _ENDS = re.compile(rb"[}\s]+")
 _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
+# What JSON is made of, with commas that repeat, and bare words and numbers as Python, JavaScript and C write
+# them.
+_TOKEN = re.compile(rb'"|,[\s,]*|[{}\[\]:]|[^\s,:{}\[\]"]+')
+_WORDS: Final = {
+    **{word: word for word in (b"null", b"true", b"false")},
+    b"None": b"null",
+    b"undefined": b"null",
+    b"True": b"true",
+    b"False": b"false",
+}
+_LOOSE_NUMBER = re.compile(rb"\+?(-?)(?=\.?\d)0*([1-9]\d*)?(?:\.(\d*))?([eE][-+]?\d+)?")
+_NUMBER_BYTES_MAX = 1 << 9
 # How an event begins inside of broken text, how many such places are tried, and how often the text is read.
 _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
 _BEGINS_MAX = 1 << 10
@@ -397,12 +410,64 @@ class JsonElements(JsonText):
 
 
 def parsed(text: bytes) -> Any:
-    """The value of JSON, in which invalid UTF-8 and invalid numbers are replaced. Raises ValueError."""
+    """The value of JSON, or of what other viewers read as JSON too: invalid UTF-8 is replaced, and what is no
+    JSON number or word is text, as `_mended` has it. Raises ValueError.
+    """
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        value = json.loads(text.decode("utf-8", "replace"), parse_constant=str)
-        return orjson.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        pass
+    try:
+        value = _loaded(text, _finite)
+    except ValueError:
+        value = _loaded(_mended(text), _finite)
+    return orjson.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _loaded(text: bytes, parse_float: Callable[[str], object]) -> Any:
+    """The value of JSON, in which strings may have control characters."""
+    return json.loads(
+        text.decode("utf-8", "replace"), strict=False, parse_constant=str, parse_float=parse_float
+    )
+
+
+def _finite(number: str) -> float | str:
+    value = float(number)
+    return value if isfinite(value) else number
+
+
+def _mended(text: bytes) -> bytes:
+    """JSON without superfluous commas, in which bare words are values: `None`, `+.5`, and `-nan(ind)` as a
+    text. Raises ValueError where a string has no end.
+    """
+    mended = bytearray()
+    last, at = b"", 0
+    while (token := _TOKEN.search(text, at)) is not None:
+        part, at = token[0], token.end()
+        if part == b'"':
+            found = _STRING.match(text, at - 1)
+            at = _string_end(text, found.end(), len(text)) if found else -1
+            if at < 0:
+                raise ValueError("a string has no end")
+            part = text[token.start() : at]
+        elif part[:1] == b",":
+            if last in (b"[", b"{") or text[at : at + 1] in (b"]", b"}"):
+                continue
+            part = b","
+        elif last in (b"[", b",", b":") and part not in (b"{", b"}", b"[", b"]", b":"):
+            part = _bare(part)
+        mended += part
+        last = part
+    return bytes(mended)
+
+
+def _bare(word: bytes) -> bytes:
+    """The JSON value of a word without quotes."""
+    if len(word) <= _NUMBER_BYTES_MAX and (number := _LOOSE_NUMBER.fullmatch(word)):
+        sign, whole, fraction, exponent = number.groups(b"")
+        return sign + (whole or b"0") + (b"." + fraction if fraction else b"") + exponent
+    value = _WORDS.get(word)
+    return value if value is not None else json.dumps(word.decode("utf-8", "replace")).encode()
 
 
 def _parsed(text: bytes) -> object:
@@ -492,6 +557,6 @@ def ns_of(value: object, key: str, event: bytes) -> int | None:
     for found in _OF_KEY[key].finditer(event):
         if float(found[1]) == value:
             return ns_of_text(found[1].decode())
-    # The key has an escape.
-    texts = json.loads(event.decode("utf-8", "replace"), parse_float=str)
+    # The key has an escape, or the number an unusual form.
+    texts = _loaded(_mended(event), str)
     return ns_of_text(texts[key]) if type(texts.get(key)) is str else None
