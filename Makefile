@@ -59,9 +59,11 @@ fuzz: .venv/.test native
 	$(BIN)/python -m tests.fuzz.run
 	$(BIN)/python -m tests.fuzz.run --programs
 
-# Other examples of the properties than those that each run of the tests tries.
+# Other examples of the properties than those that each run of the tests tries, and constructs of inputs that are
+# repeated until time or memory grows faster than the input.
 explore: .venv/.test native
 	$(BIN)/python -m pytest -n auto -m "hypothesis and not alone" --hypothesis-profile explore tests/unit tests/cli tests/golden
+	$(BIN)/python -m tests.fuzz.growth --seconds 600 --seed $$(date +%s) --on
 
 bench: .venv/.test native
 	$(BIN)/python benchmarks/convert.py

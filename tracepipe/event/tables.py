@@ -103,7 +103,8 @@ class Tables:
         """The bytes of text of the events that were numbered since this was set to 0."""
         self._args_numbers: dict[bytes, int] = {}
         self._odd: dict[int, Args] = {}
-        self._whole = ShapeColumn(self, lambda shape, _: shape.phase == "X", np.bool_)
+        # It refers to these tables. Without it they are freed at once: a reading does not look for cycles.
+        self._whole: ShapeColumn | None = None
 
     def shape_number(self, record: Mapping[str, Any]) -> int:
         """The number of the shape of a good record."""
@@ -178,6 +179,8 @@ class Tables:
 
     def are_whole(self) -> Bools:
         """Whether the events of a shape are whole slices (X), by its number, and two places for no shape."""
+        if self._whole is None:
+            self._whole = ShapeColumn(self, lambda shape, _: shape.phase == "X", np.bool_)
         return self._whole.values()
 
     def crowded(self) -> bool:
