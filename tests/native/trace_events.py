@@ -30,7 +30,6 @@ _RULES: list[dict[str, str | None]] = [
 _AHEAD: list[dict[str, Any]] = [{}, {"operation": "set"}, {"a": "é"}]
 _FIRSTS = (b"", b'{"name":"f"}', b"x" * 300)
 _FLOWS: list[tuple[Any, ...]] = [(), ("fwdbwd", "f", None), ("c" * 200, None, None)]
-_LAUNCH_BITS = 3 << 40
 _LIMIT_NS = (1 << 62) - 1
 _Kind = tuple[int, int, int, int, int, int]
 """What becomes of its events, whether they have a launch, and places among the rules and texts above."""
@@ -39,7 +38,7 @@ _Kind = tuple[int, int, int, int, int, int]
 def events_take(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_events_take` and what else knows kinds, over some texts."""
     with ExitStack() as stack:
-        known = core.tp_events_new(rng.getrandbits(64), _LAUNCH_BITS)
+        known = core.tp_events_new(rng.getrandbits(64))
         assert known
         stack.callback(core.tp_events_free, known)
         # One row at a time, so that they are met in the order of the events.
@@ -200,7 +199,7 @@ def _row(kind: _Kind, text: bytes) -> SortedRow | None:
     renamed = {named.get(key, key): value for key, value in args.items() if named.get(key, key) is not None}
     correlation = args.get("correlation")
     is_launch = type(correlation) is int and 0 < correlation < 1 << 31
-    number = (correlation if is_launch else 0) | _LAUNCH_BITS if has_launch else 0
+    number = correlation if has_launch and is_launch else 0
     if rank == FLOW:
         number = flow_number(*_FLOWS[flow], str(event["id"]))
     members = {**_AHEAD[ahead], **renamed}

@@ -268,6 +268,44 @@ def test_a_counter_keeps_its_series_beside_one_that_is_no_number() -> None:
     assert [one.message for one in problems] == ["2 values of counters are left out: they are not numbers"]
 
 
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("is_before", [True, False])
+def test_members_mean_the_same_before_and_after_the_events(is_before: bool) -> None:
+    launch = {"correlation": 5}
+    some = [
+        EVENT | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": launch, "sf": 7},
+        EVENT | {"cat": "kernel", "args": launch | {"device": 0, "stream": 7}},
+        EVENT | {"ph": "B", "cat": "cuda_driver", "name": "cuLaunchKernel", "args": launch},
+    ]
+    frames = {"1": {"name": "main"}, "7": {"name": "step", "parent": "1"}, "8": {"name": "x", "parent": "8"}}
+    members = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "H100"}],
+        "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
+        "baseTimeNanoseconds": 1_000_000_000_000_000_000,
+        "stackFrames": frames,
+        "systemTraceEvents": "# tracer: nop\na-7 [000] 0.1: sched_switch: x\n\n",
+    }
+    whole = {**members, "traceEvents": some} if is_before else {"traceEvents": some, **members}
+    recording = chrome.read(io.BytesIO(json.dumps(whole).encode()))
+    header = recording.header
+    assert (header.rank, header.world_size, header.clock) == (3, 8, "realtime")
+    assert [gpu["name"] for gpu in header.gpus] == ["H100"]
+    records, problems = read_all(recording)
+    launches = [record["launch"] for record in records]
+    assert launches == [5 | 3 << 40] * 3
+    assert {record["ts_ns"] for record in records} == {1_000_000_000_000_001_000}
+    (call,) = [record for record in records if record["name"] == "cudaLaunchKernel"]
+    assert call["args"]["stack"] == ["step", "main"]
+    assert "1 line of systemTraceEvents is not read" in [problem.message for problem in problems]
+
+
+def test_a_stack_that_never_ends_is_cut() -> None:
+    frames = {"8": {"name": "x" * 1000, "parent": 8}}
+    records, _ = read({"traceEvents": [EVENT | {"sf": "8"}], "stackFrames": frames})
+    assert records[0]["args"]["stack"] == ["x" * 1000] * 5
+
+
 def test_problems_beyond_the_first_are_counted() -> None:
     _, problems = read([{"ph": "?"}] * 1030)
     assert [problem.message for problem in problems[1024:]] == ["6 more objects cannot be read"]

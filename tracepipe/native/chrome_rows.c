@@ -323,7 +323,6 @@ typedef struct {
     tp_rule *rules;
     int64_t rules_count, rules_room;
     tp_buffer rule_texts, values, key;
-    uint64_t launch_bits;
     int no_memory;
 } tp_events;
 
@@ -347,15 +346,13 @@ TP_EXPORT void tp_events_free(tp_events *r)
     free(r);
 }
 
-TP_EXPORT tp_events *tp_events_new(uint64_t key, uint64_t launch_bits)
+TP_EXPORT tp_events *tp_events_new(uint64_t key)
 {
     tp_events *r = calloc(1, sizeof *r);
     if (r && tp_table_init(&r->keys, key)) {
         tp_events_free(r);
         return 0;
     }
-    if (r)
-        r->launch_bits = launch_bits;
     return r;
 }
 
@@ -555,7 +552,7 @@ static int add_row(tp_events *r, tp_sorted *sorted, const tp_event *e, int64_t k
     if (rank == SLICE)
         row.dur = e->dur_ns;
     if (r->kinds[kind].has_launch)
-        row.number = (int64_t)((uint64_t)correlation | r->launch_bits);
+        row.number = correlation;
     if (rank == FLOW && (row.number = flow_of(r, e, kind)) < 0)
         return FOREIGN;
     tp_buffer *args = tp_sorted_begin(sorted, firsts->bytes.data + firsts->places[kind].at, row.first);

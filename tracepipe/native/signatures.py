@@ -83,7 +83,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_records_needed": (i64, [text, i64, u32, text, text, i64, text, i64, ptr]),
     "tp_records_count": (None, [text, i64, i64, ptr, ptr]),
     "tp_objects": (i64, [text, i64, ptr, ptr, ptr, i64]),
-    "tp_events_new": (ptr, [u64, u64]),
+    "tp_events_new": (ptr, [u64]),
     "tp_events_free": (None, [ptr]),
     "tp_events_take": (i64, [ptr, ptr, text, ptr, ptr, i64, i64, ptr, ptr]),
     "tp_events_kind": (i64, [ptr, *[i32] * 4, at(text), at(i64)]),

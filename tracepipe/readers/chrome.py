@@ -54,7 +54,7 @@ from typing import Any, BinaryIO, Final, TypeGuard
 import numpy as np
 import orjson
 
-from tracepipe.event.columns import EventColumns, Int64s, SourceBatch, Texts, no_events
+from tracepipe.event.columns import EventColumns, Int64s, SourceBatch, Texts
 from tracepipe.event.model import (
     COUNTS,
     FLOW_PHASES,
@@ -165,14 +165,10 @@ def _is_id(value: object) -> TypeGuard[int]:
 
 
 class Kinds:
-    """Decides the kinds of events from PyTorch (`is_kineto`, with this `rank`), VizTracer or another tool."""
+    """Decides the kinds of events from PyTorch (`is_kineto`), VizTracer or another tool."""
 
-    def __init__(
-        self, ids: Ids, *, is_kineto: bool = False, is_viztracer: bool = False, rank: int = 0
-    ) -> None:
+    def __init__(self, ids: Ids, *, is_kineto: bool = False, is_viztracer: bool = False) -> None:
         self._ids, self._is_kineto = ids, is_kineto
-        self.launch_bits = rank << _RANK_SHIFT
-        """The bits of a launch's number above its correlation."""
         self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = {}
         if is_kineto:
@@ -207,7 +203,7 @@ class Kinds:
         correlation = args.get("correlation")
         if type(correlation) is not int or not 0 < correlation <= ID_LIMIT:
             return None
-        return correlation | self.launch_bits
+        return correlation
 
     # By category ----------------------------------------------------------------------------------------
 
@@ -621,7 +617,7 @@ class NativeChromeEvents(ChromeEvents):
         self._core = core
         self._sorted = NativeSortedRows(core)
         self.rows = self._sorted
-        self._known = core.tp_events_new(int.from_bytes(os.urandom(8), "little"), kinds.launch_bits)
+        self._known = core.tp_events_new(int.from_bytes(os.urandom(8), "little"))
         if not self._known:
             raise MemoryError
         weakref.finalize(self, core.tp_events_free, self._known)
@@ -707,7 +703,7 @@ BASE: Final = "baseTimeNanoseconds"
 OF_KINETO: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
 VIZTRACER: Final = "viztracer_metadata"
 _KINETO_EVENT = re.compile(
-    rb'"cat"\s*:\s*"(?:cpu_op|cuda_runtime|gpu_memcpy|user_annotation|python_function)"'
+    rb'"cat"\s*:\s*"(?:cpu_op|cuda_runtime|cuda_driver|ac2g|gpu_memcpy|user_annotation|python_function)"'
 )
 _VIZTRACER_EVENT = re.compile(rb'"cat"\s*:\s*"(?:FEE|fee)"')
 _PROTON_EVENT = re.compile(rb'"call_stack"\s*:\s*\[\s*"ROOT"')
@@ -725,6 +721,7 @@ _OVERFLOWN: Final = "VizTracer's buffer was full: the first events are missing, 
 _DAY_NS: Final = 24 * 3600 * 10**9
 # At most this many begins may be open. Further ones become instants.
 _OPEN_MAX: Final = 1 << 15
+_STACK_LENGTH_MAX: Final = 1 << 12
 _Key = tuple[Any, ...]
 
 
@@ -737,9 +734,6 @@ class _Members:
         self.is_kineto = has_members or elements.sees(_KINETO_EVENT)
         self._sees_viztracer = VIZTRACER in self._members or elements.sees(_VIZTRACER_EVENT)
         self.is_proton = not self.is_kineto and elements.sees(_PROTON_EVENT)
-        self.is_after_events = self._sees_viztracer or (self.is_kineto and not has_members)
-        """Whether the clock is known only when all events are read. VizTracer writes its members after them,
-        and may have PyTorch's events before its own, with times on its clock."""
 
     def _member(self, name: str) -> dict[str, Any]:
         """A member that is an object, empty where it is not there."""
@@ -782,8 +776,34 @@ class _Members:
         """The kinds of its events."""
         if self.is_proton:
             return ProtonKinds(ids)
-        rank = self._place.get("rank", 0)
-        return Kinds(ids, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer, rank=rank)
+        return Kinds(ids, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer)
+
+    def stack(self, frame: object) -> list[str]:
+        """The names of a frame of `stackFrames` and of its callers, innermost first."""
+        frames, names = self._member("stackFrames"), []
+        size = 0
+        while type(known := frames.get(str(frame))) is dict and size < _STACK_LENGTH_MAX:
+            names.append(cut_text(str(known.get("name", _NO_NAME))))
+            size += len(names[-1]) + 1
+            frame = known.get("parent")
+        return names
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether there are frames to which the events' `sf` may refer."""
+        return bool(self._member("stackFrames"))
+
+    @property
+    def ftrace_lines(self) -> int:
+        """How many lines of the kernel's own trace there are, which are not read."""
+        text = self._members.get("systemTraceEvents")
+        lines = text.splitlines() if type(text) is str else []
+        return sum(bool(line) and not line.startswith("#") for line in lines)
+
+    @property
+    def launch_bits(self) -> int:
+        """The bits of a launch's number above its correlation."""
+        return self._place.get("rank", 0) << _RANK_SHIFT if self.is_kineto else 0
 
     def clock(self, events: ChromeEvents) -> str:
         """The clock of the times."""
@@ -994,33 +1014,29 @@ class _Trace:
         self._sorted.tables.long_names = self._events.long_names
         self._undated = 0
         self._problems = FirstProblems()
-        if around.is_after_events:
-            for _ in self._read():
-                pass
+        # Members may stand after the events: the rank, the clock.
+        self._read()
         self._clock = around.clock(self._events)
 
     def recording(self) -> Recording:
-        """The recording. Its header is made of the members before the events, where these are enough."""
+        """The recording."""
         header = self._around.header(self._events, self._clock)
         return Recording(header, self._batches(), self._sorted.tables)
 
-    def _read(self) -> Iterator[SourceBatch]:
-        """Read all events, and yield a batch without events for each step."""
+    def _read(self) -> None:
+        """Read all events."""
         elements = self._elements
         if not self._has_array:
             self._problems.add(Problem(0, "", "has no array of events", skipped=False))
             return
         for batch in elements.batches():
             self._problems.add(*self._events.add_all(batch))
-            yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
         if elements.rest:
             self._problems.add(Problem(0, "", elements.rest))
 
     def _batches(self) -> Iterator[SourceBatch]:
-        """Batches with problems while events are read, and then the events in the order of time."""
+        """Batches of the events in the order of time."""
         events, around = self._events, self._around
-        if not around.is_after_events:
-            yield from self._read()
         if self._clock == MONOTONIC and around.marker_ns is not None:
             events.mark("sync marker", around.marker_ns)
         pairs = ChromePairs(events.rows)
@@ -1046,7 +1062,19 @@ class _Trace:
                 texts[at] = orjson.dumps(args | {"time_not_known": True})
             rows.second = Texts.of(texts)
             ts_ns = np.where(undated, self._events.first_ns, ts_ns)
+        if self._around.has_stacks:
+            rows.second = Texts.of(
+                [self._with_stack(text) if b'"sf":' in text else text for text in rows.second]
+            )
+        if bits := self._around.launch_bits:
+            has_launch = np.array([first.endswith(b'"launch":0}') for first in rows.firsts], bool)[rows.first]
+            rows.number = np.where(has_launch & (rows.number > 0), rows.number | bits, rows.number)
         return self._sorted.columns(rows, ts_ns + ahead_ns)
+
+    def _with_stack(self, text: bytes) -> bytes:
+        args = orjson.loads(text)
+        stack = self._around.stack(args["sf"]) if "sf" in args and "stack" not in args else []
+        return orjson.dumps(args | {"stack": stack}) if stack else text
 
     def _last_problems(self, pairs: ChromePairs) -> Iterator[Problem]:
         """The problems of the whole trace."""
@@ -1070,6 +1098,7 @@ class _Trace:
                     events.names_left_out
                 ),
                 "value|values of counters is|are left out: they are not numbers": events.no_numbers,
+                "line|lines of systemTraceEvents is|are not read": self._around.ftrace_lines,
                 "member|members around the events is|are not read: there is more text than can be kept": (
                     self._elements.members_left_out
                 ),

@@ -130,7 +130,9 @@ _BEGIN_BYTES_MAX = 1 << 16
 _BEGIN_READS_MAX = 4
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
 _ANOTHER: Final = "another trace follows the first one, and is not read"
-_UNFINISHED: Final = "ends without its last bracket: what followed is missing"
+_UNFINISHED: Final = (
+    "ends without its last bracket: what followed is missing, as the base of its times may be"
+)
 CUT_OFF: Final = "was cut off in the middle of the event"
 
 
@@ -182,12 +184,12 @@ class Elements:
 
 
 class JsonText:
-    """A place in a stream of JSON, of which a chunk is in memory. `offset_bytes` is how much was read."""
+    """A place in a stream of JSON, of which a chunk is in memory."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._text, self._at = stream, b"", 0
-        self._before, self._lines, self.offset_bytes = 0, _Lines(b"", 1), 0
-        """The bytes before the text, the lines of the text, and the bytes up to its end."""
+        self._before, self._lines = 0, _Lines(b"", 1)
+        """The bytes before the text, and the lines of the text."""
         self._peek()
         self._text = self._text.removeprefix(BOM) if not self._before else self._text
 
@@ -202,7 +204,6 @@ class JsonText:
         self._before += self._at
         self._text, self._at = b"".join(parts), 0
         self._lines = _Lines(self._text, line)
-        self.offset_bytes += size
         return size > 0
 
     def _peek(self) -> bytes:
