@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import pytest
@@ -225,6 +226,95 @@ def test_queues_and_stages_have_the_names_of_their_numbers() -> None:
         packet.sequence_flags = 0
     found = [(one["name"], one["stream"], one["args"]["queue"]) for one in good(trace)]
     assert found == [("binning", 0, "graphics"), ("render stage(3)", 7, "queue(7)")]
+
+
+def submits(packet: Any, *ids: int, field: int = 1) -> None:
+    """Add to an event which stages of GPUs it submitted, an extension that Perfetto's classes lack."""
+    data = b"".join(bytes([field << 3, id]) for id in ids)
+    packet.track_event.MergeFromString(bytes([0xC2, 0xBB, 0x01, len(data)]) + data)
+
+
+def kernels_of_pytorch() -> TraceMade:
+    """A call that launches two kernels, a copy, and a range of annotations."""
+    trace = TraceMade()
+    data = trace.packet(sequence_flags=CLEARED).interned_data
+    for iid, name in ((1, "Kernel"), (2, "Memcpy"), (3, "Annotation"), (9, "stream 07"), (10, "copies")):
+        data.gpu_specifications.add(iid=iid, name=name)
+    kernel = pb.InternedComputeKernel(iid=1, name="_Z3add", demangled_name="add(int)", arch="sm_90")
+    kernel.args.add(name="max_threads_per_block", uint_value=1024)
+    argument = pb.InternedComputeArgName(iid=4, name="registers_per_thread")
+    for head, message in ((b"\xc2\x3e", kernel), (b"\xca\x3e", argument)):
+        inside = message.SerializeToString()
+        data.MergeFromString(head + bytes([len(inside)]) + inside)
+    trace.thread()
+    submits(trace.event(10, BEGIN, "cudaGraphLaunch"), 5, 6)
+    trace.event(20, END)
+    submits(trace.event(70, BEGIN, "cudaEventSynchronize"), 6, field=2)
+    trace.event(80, END)
+    for ts_ns, id, waits in ((30, 5, []), (60, 6, [5, 99])):
+        of = stage(trace, ts_ns, event_id=id, duration=9, hw_queue_iid=9, stage_iid=1, event_wait_ids=waits)
+        of.kernel_iid = 1
+        of.launch.args.add(name_iid=4, uint_value=32)
+        of.launch.args.add(name="shared_mem_static", int_value=4096)
+        of.launch.args.add(name="shared_mem_dynamic", int_value=1024)
+        of.launch.args.add(name="waves", double_value=0.5)
+    copy = stage(trace, 40, event_id=7, duration=3, hw_queue_iid=10, stage_iid=2)
+    copy.extra_data.add(name="bytes", value="512")
+    stage(trace, 25, duration=50, hw_queue_iid=9, stage_iid=3, name="step")
+    return trace
+
+
+def test_stages_of_pytorch_have_their_kernels_launches_and_waits() -> None:
+    records, problems = read(kernels_of_pytorch())
+    calls = [one for one in records if one["type"] == "userspace"]
+    assert [(one["name"], one["phase"], one.get("launch")) for one in calls] == [
+        ("cudaGraphLaunch", "B", 5), ("cudaGraphLaunch", "E", None),
+    ]  # fmt: skip
+    kernels = [one for one in records if one["type"] == "gpu_kernel" and one["phase"] == "X"]
+    assert [(one["name"], one["gpu"], one["stream"], one["launch"]) for one in kernels] == [
+        ("add(int)", 0, 7, 5), ("add(int)", 0, 7, 5),
+    ]  # fmt: skip
+    assert kernels[0]["args"] == {
+        "queue": "stream 07", "stage": "Kernel", "arch": "sm_90", "max_threads_per_block": 1024,
+        "registers": 32, "waves": 0.5, "shared_bytes": 5120,
+    }  # fmt: skip
+    flows = [(one["flow"], one["ts_ns"], one["phase"]) for one in records if "flow" in one]
+    first, second = sorted({flow for flow, *_ in flows}, key=[flow for flow, *_ in flows].index)
+    assert flows == [(first, 30, "s"), (second, 60, "s"), (first, 60, "f"), (second, 70, "f")]
+    (copy,) = [one for one in records if one["type"] == "transfer"]
+    assert (copy["name"], copy["stream"], copy["args"]["size"]) == ("memcpy", 1, 512)
+    (step,) = [one for one in records if one["name"] == "step"]
+    assert (step["type"], step["layer"], step["dur_ns"]) == ("hook", "gpu_user_annotation", 50)
+    assert [problem.message for problem in problems] == [
+        "1 flow ends without a begin: it is left out",
+    ]
+
+
+def test_counters_of_gpus_have_the_names_of_their_descriptors() -> None:
+    trace = TraceMade()
+    named = trace.packet(sequence_flags=CLEARED).interned_data.gpu_counter_descriptors.add(iid=3)
+    named.counter_descriptor.specs.add(counter_id=1, name="clock")
+    for ts_ns, iid, gpu, value in (
+        (10, 0, 0, {"int_value": -5}), (20, 0, 1, {"double_value": 2.5}), (30, 3, 1, {"int_value": 7}),
+        (40, 0, 0, {"double_value": math.nan}),
+    ):  # fmt: skip
+        counters = trace.packet(timestamp=ts_ns).gpu_counter_event
+        counters.gpu_id = gpu
+        counters.counters.add(counter_id=1, **value)
+        if iid:
+            counters.counter_descriptor_iid = iid
+        elif ts_ns == 10:
+            counters.counter_descriptor.specs.add(counter_id=1, name="SM active")
+            counters.counters.add(counter_id=2, int_value=1)
+    trace.packet(timestamp=50).gpu_counter_event.gpu_id = -1
+    records, problems = read(trace)
+    assert [(one["ts_ns"], one["gpu"], one["name"], one["args"]["value"]) for one in records] == [
+        (10, 0, "SM active", -5), (20, 1, "SM active", 2.5), (30, 1, "clock", 7),
+    ]  # fmt: skip
+    assert sorted(problem.message for problem in problems) == [
+        "1 value of counters has an impossible GPU or time: it is left out",
+        "2 values of counters of GPUs without a name, or not numeric: they are left out",
+    ]
 
 
 def test_stages_of_no_gpu_that_can_be_are_counted() -> None:

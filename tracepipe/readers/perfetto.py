@@ -6,25 +6,33 @@
                   44 thread_descriptor  2 process_tree
     TraceStats    1 buffer_stats… {3 chunks_overwritten  18 chunks_discarded  19 trace_writer_packet_loss}
     FtraceStats   1 phase (1 start, 2 end of the trace)  2 cpu_stats… {1 cpu  3 overrun  8 dropped_events}
-    GpuRenderStageEvent   2 duration  13 hw_queue_iid  14 stage_iid (3, 4 by number)  11 gpu_id  5 context
-                          10 submission_id  17 name  20 name_iid  19 kernel_iid
-                          21 launch {1 grid  2 workgroup}  6 extra data…  7 specifications of numbers:
-                          {2 queues…  3 stages…} {1 name}
+    GpuRenderStageEvent   1 event_id  2 duration  13 hw_queue_iid  14 stage_iid (3, 4 by number)  11 gpu_id
+                          5 context  10 submission_id  17 name  20 name_iid  18 event_wait_ids…
+                          19 kernel_iid  21 launch {1 grid  2 workgroup  3 arguments…}  6 extra data…
+                          7 specifications of numbers: {2 queues…  3 stages…} {1 name}
+    argument of a kernel  1 name_iid  2 name  3 int  4 uint  5 double  6 text  7 text_iid
+    GpuCounterEvent       1 counter_descriptor {1 specs {1 counter_id  2 name}…}  4 its number instead
+                          2 counters {1 counter_id  2 int  3 double}…  3 gpu_id
     InternedData          23 contexts {2 pid}  24 specifications {2 name}  1000 compute_kernels {2 name
-                          3 demangled name}
+                          3 demangled name  4 arch  5 arguments…}  1001 names of arguments
+                          47 counter descriptors {2 counter_descriptor}
 
 Packets are read one after the other. Times are put on the trace's clock immediately, as the trace processor
 does. Events are sorted by them in temporary files without names. Packets that are not read are counted by
 their fields. Losses of TraceStats and FtraceStats are counts of a whole trace, of which the last one is used.
 GPU stages are kernels, or stages of graphics, on queues: a queue becomes a stream, by its number or else in
-the order of the queues' first stages.
+the order of the queues' first stages. The event id of a stage is its launch, which the call that submitted
+it names, and other stages that wait for it.
 
-Source: protos/perfetto/trace/trace_packet.proto, ftrace/ftrace_stats.proto, gpu/gpu_render_stage_event.proto
-and protos/perfetto/common/trace_stats.proto of perfetto v52.
+Source: protos/perfetto/trace/trace_packet.proto, ftrace/ftrace_stats.proto, gpu/gpu_render_stage_event.proto,
+gpu/gpu_counter_event.proto and protos/perfetto/common/trace_stats.proto of perfetto v55.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, cast
@@ -42,34 +50,56 @@ from tracepipe.event.model import (
     cut_text,
 )
 from tracepipe.event.tables import LongNames, packed
-from tracepipe.readers.perfetto_events import Ordered, TrackEvents
+from tracepipe.readers.perfetto_events import (
+    COUNTER,
+    LAST_FLOW,
+    Ordered,
+    Submissions,
+    TrackEvents,
+    number_or_text,
+)
 from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, is_trace, parts_of
 from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_sequences import (
     BOOTTIME,
     EVENT_NAMES,
+    GPU_ARGUMENTS,
     GPU_CONTEXTS,
+    GPU_COUNTERS,
     GPU_KERNELS,
     GPU_STAGES,
+    STRINGS,
     PerfettoClocks,
     Sequence,
     Sequences,
     clock_of,
     defaults_of,
+    numbers,
 )
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
-from tracepipe.readers.sorted_rows import SortedEvents, SortedRow, SortedRows, with_others
-from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged, text
+from tracepipe.readers.sorted_rows import FLOW as FLOW_RANK
+from tracepipe.readers.sorted_rows import SLICE, SortedEvents, SortedRow, SortedRows, with_others
+from tracepipe.readers.wire_fields import BYTES, FIXED64, WireError, double, signed, tagged, text
 
 _DURATION, _QUEUE_IID, _STAGE_IID, _GPU, _CONTEXT = 2 << 3, 13 << 3, 14 << 3, 11 << 3, 5 << 3
 _QUEUE, _STAGE, _SUBMISSION = 3 << 3, 4 << 3, 10 << 3
 _NAME, _NAME_IID, _KERNEL_IID, _LAUNCH = 17 << 3 | BYTES, 20 << 3, 19 << 3, 21 << 3 | BYTES
 _EXTRA, _SPECIFICATIONS = 6 << 3 | BYTES, 7 << 3 | BYTES
+_EVENT_ID, _WAITS = 1 << 3, 18
 _ONE, _TWO, _THREE = (field << 3 | BYTES for field in (1, 2, 3))
 _GPUS_MAX: Final = 1 << 10
 _QUEUES_MAX: Final = 1 << 12
 _EXTRAS_MAX: Final = 256
+_WAITS_MAX: Final = 64
+_DIGITS_MAX: Final = 18
+_NUMBERED_QUEUE = re.compile(r"[Ss]tream 0*(\d{1,9})")
+_RENAMED: Final = {"registers_per_thread": "registers", "shared_mem_config_size": "shared_config_bytes"}
+_SHARED: Final = ("shared_mem_static", "shared_mem_dynamic")
+# Stages of PyTorch that are not kernels.
+_COPIES: Final = {"Memcpy": "memcpy", "Memset": "memset"}
+_ANNOTATION: Final = "Annotation"
+_ANNOTATION_LAYER: Final = "gpu_user_annotation"
 
 
 def _text(data: bytes) -> str:
@@ -79,8 +109,11 @@ def _text(data: bytes) -> str:
 class GpuStages:
     """Reads stages. `counted` counts what was not read, by kind."""
 
-    def __init__(self, rows: SortedRows, long_names: LongNames) -> None:
+    def __init__(
+        self, rows: SortedRows, long_names: LongNames, submissions: Submissions, tracks: Tracks
+    ) -> None:
         self._rows, self._long_names = rows, long_names
+        self._submissions, self._tracks = submissions, tracks
         self.counted: Counts[str] = Counts()
         self._queues: list[str] = []
         self._stages: list[str] = []
@@ -105,28 +138,66 @@ class GpuStages:
         queue = self._named(of, sequence, _QUEUE_IID, _QUEUE)
         stage = self._named(of, sequence, _STAGE_IID, _STAGE)
         name = self._name(of, sequence) or stage
-        args = {"queue": queue, "stage": stage} if name != stage else {"queue": queue}
+        args: dict[str, Any] = {"queue": queue, "stage": stage} if name != stage else {"queue": queue}
         for tag, value in fields:
             if tag == _EXTRA and len(args) < _EXTRAS_MAX:
                 extra = dict(tagged(value))
                 args[_text(extra.get(_ONE, b""))] = _text(extra.get(_TWO, b""))
         if _SUBMISSION in of:
             args["submission_id"] = of[_SUBMISSION]
-        record: dict[str, Any] = {
-            "type": "gpu_kernel", "name": name, "phase": "X", "dur_ns": 0, "gpu": gpu,
-            "stream": self._stream(gpu, queue, of),
-        }  # fmt: skip
+        place: dict[str, Any] = {"type": "gpu_kernel", "gpu": gpu, "stream": self._stream(gpu, queue, of)}
+        if stage in _COPIES:
+            place["type"], name = "transfer", _COPIES.get(name, name)
+            if "size" not in args and args.get("bytes", "").isdecimal():
+                args["size"] = int(args.pop("bytes")[:_DIGITS_MAX])
+        elif stage == _ANNOTATION:
+            pid = self._tracks.group(f"GPU {gpu}: {_ANNOTATION_LAYER}")
+            place = {"type": "hook", "layer": _ANNOTATION_LAYER, "pid": pid, "tid": place["stream"]}
+        record: dict[str, Any] = {**place, "name": name, "phase": "X", "dur_ns": 0}
+        launch_id = 0
+        if "gpu" in record:
+            self._arguments(of, args, sequence)
+            launch_id = self._submissions.launch_id(of.get(_EVENT_ID, 0))
+            self._waits(fields, ts_ns, {**place, "name": name, "phase": LAST_FLOW, "flow": 0})
+            record |= {"launch": 0} if launch_id else {}
         context = sequence.name(GPU_CONTEXTS, of.get(_CONTEXT, 0))
         pid = 0 if context is None else signed(dict(tagged(context)).get(2 << 3, 0))
-        record |= {"pid": pid} if 0 < pid <= ID_LIMIT else {}
+        record = {"pid": pid, **record} if 0 < pid <= ID_LIMIT else record
         launch = dict(tagged(of.get(_LAUNCH, b"")))
         for key, tag in (("grid", _ONE), ("block", _TWO)):
-            if tag in launch:
+            if tag in launch and "gpu" in record:
                 three = dict(tagged(launch[tag]))
                 size = [three.get(axis << 3, 1) for axis in (1, 2, 3)]
                 if all(one <= INDEX_LIMIT for one in size):
                     record[key] = size
-        self._rows.add(SortedRow(ts_ns, 0, dur_ns, 0, packed(record), packed(args)))
+        self._rows.add(SortedRow(ts_ns, SLICE, dur_ns, launch_id, packed(record), packed(args)))
+
+    def _arguments(self, of: dict[int, Any], args: dict[str, Any], sequence: Sequence) -> None:
+        """Add what is known of a kernel, and of its launch."""
+        kernel = sequence.name(GPU_KERNELS, of.get(_KERNEL_IID, 0)) or b""
+        found: dict[str, Any] = {}
+        for fields, field in ((tagged(kernel), 5), (tagged(of.get(_LAUNCH, b"")), 3)):
+            for tag, value in fields:
+                if tag == field << 3 | BYTES and len(found) < _EXTRAS_MAX:
+                    argument = dict(tagged(value))
+                    name = sequence.text_of(GPU_ARGUMENTS, argument.get(1 << 3, 0))
+                    name = cut_text(name or _text(argument.get(_TWO, b"")))
+                    found[_RENAMED.get(name, name)] = _value(argument, sequence)
+                elif tag == 4 << 3 | BYTES and field == 5:
+                    args.setdefault("arch", _text(value))
+        sizes = [found.pop(key) for key in _SHARED if type(found.get(key)) is int]
+        if sizes:
+            found["shared_bytes"] = sum(sizes)
+        args |= found
+
+    def _waits(self, fields: list[tuple[int, Any]], ts_ns: int, record: dict[str, Any]) -> None:
+        """Add the ends of flows from the stages for which a stage waits."""
+        ids = [id for tag, value in fields if tag >> 3 == _WAITS for id in numbers(tag, value)]
+        if len(ids) > _WAITS_MAX:
+            self.counted["wait|waits beyond those that a stage can have"] += len(ids) - _WAITS_MAX
+        for id in ids[:_WAITS_MAX]:
+            if flow := self._submissions.wait(id):
+                self._rows.add(SortedRow(ts_ns, FLOW_RANK, 0, flow, packed(record), b""))
 
     def _named(self, of: dict[int, Any], sequence: Sequence, iid: int, number: int) -> str:
         """The name of a queue or a stage."""
@@ -153,8 +224,74 @@ class GpuStages:
             return signed(of.get(_QUEUE, 0))
         key = gpu, self._long_names.shortened(queue)
         if key not in self._streams and len(self._streams) < _QUEUES_MAX:
-            self._streams[key] = sum(other == gpu for other, _ in self._streams)
+            taken = {number for (other, _), number in self._streams.items() if other == gpu}
+            found = _NUMBERED_QUEUE.fullmatch(queue)
+            number = int(found[1]) if found else len(taken)
+            self._streams[key] = next(one for one in itertools.count(number) if one not in taken)
         return self._streams.get(key, 0)
+
+
+def _value(argument: dict[int, Any], sequence: Sequence) -> int | float | str:
+    """The value of an argument of a kernel."""
+    for tag, value in argument.items():
+        if tag in (3 << 3, 4 << 3):
+            return signed(value) if tag == 3 << 3 else int(value)
+        if tag == 5 << 3 | FIXED64:
+            return number_or_text(double(value))
+        if tag == 7 << 3:
+            return cut_text(sequence.text_of(STRINGS, value) or "")
+    return _text(argument.get(6 << 3 | BYTES, b""))
+
+
+_DESCRIPTOR, _DESCRIPTOR_IID = 1 << 3 | BYTES, 4 << 3
+_COUNTERS_MAX: Final = 1 << 12
+_COUNTER_LAYER: Final = "counters"
+
+
+class GpuCounters:
+    """Reads values of counters of GPUs. `counted` counts what was not read, by kind."""
+
+    def __init__(self, rows: SortedRows, long_names: LongNames) -> None:
+        self._rows, self._long_names = rows, long_names
+        self.counted: Counts[str] = Counts()
+        self._names: dict[tuple[int, int, int], str] = {}
+        """The names of counters by packet sequence and number of the descriptor, both 0 where it has none,
+        and by the counter's number."""
+
+    def add(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        """Add a GpuCounterEvent, of a packet with this time. Raises WireError."""
+        fields = tagged(data)
+        of = dict(fields)
+        gpu, iid = signed(of.get(3 << 3, 0)), of.get(_DESCRIPTOR_IID, 0)
+        if not 0 <= gpu < _GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
+            self.counted["value|values of counters has|have an impossible GPU or time"] += 1
+            return
+        descriptor, owner = of.get(_DESCRIPTOR, b""), (0, 0)
+        if iid:
+            owner = sequence.id, iid
+            descriptor = dict(tagged(sequence.name(GPU_COUNTERS, iid) or b"")).get(_TWO, b"")
+        if descriptor:
+            self._describe(descriptor, owner)
+        for tag, value in fields:
+            if tag != _TWO:
+                continue
+            one = dict(tagged(value))
+            name = self._names.get((*owner, one.get(1 << 3, 0)))
+            number = signed(one[2 << 3]) if 2 << 3 in one else double(one.get(3 << 3 | FIXED64, bytes(8)))
+            if name is None or not math.isfinite(number):
+                self.counted["value|values of counters of GPUs without a name, or not numeric"] += 1
+                continue
+            record = {"type": "hook", "name": name, "phase": COUNTER, "gpu": gpu, "layer": _COUNTER_LAYER}
+            self._rows.add(SortedRow(ts_ns, SLICE, 0, 0, packed(record), packed({"value": number})))
+
+    def _describe(self, descriptor: bytes, owner: tuple[int, int]) -> None:
+        for tag, value in tagged(descriptor):
+            if tag == _ONE:
+                spec = dict(tagged(value))
+                key = (*owner, spec.get(1 << 3, 0))
+                if key in self._names or len(self._names) < _COUNTERS_MAX:
+                    name = self._long_names.shortened(_text(spec.get(_TWO, b"")))
+                    self._names[key] = name or f"counter {key[2]}"
 
 
 _BUFFER, _OF_CPU = 1 << 3 | BYTES, 2 << 3 | BYTES
@@ -222,7 +359,8 @@ _STEP_PACKETS: Final = 1 << 12
 _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
-_FTRACE, _STATE, _RENDER_STAGE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 53, 35, 34))
+_FTRACE, _STATE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 35, 34))
+_RENDER_STAGE, _GPU_COUNTER = 53 << 3 | BYTES, 52 << 3 | BYTES
 # The most kinds of packets that are counted separately, and the number for all others.
 _KINDS_MAX, _OTHERS = 1 << 10, 0
 _IS_CLEARED, _NEEDS_STATE = 1, 2
@@ -236,7 +374,7 @@ _OF_STATE: Final = frozenset({_FLAGS, _CLEARED, _DROPPED, _DEFAULTS, _INTERNED})
 _TITLES: Final = {
     _OTHERS: "of further kinds", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
     37: "profile_packet", 39: "android_log",
-    40: "power_rails", 45: "system_info", 51: "chrome_metadata", 52: "gpu_counter_event",
+    40: "power_rails", 45: "system_info", 51: "chrome_metadata",
     54: "streaming_profile_packet", 62: "vulkan_memory_event", 65: "vulkan_api_event", 66: "perf_sample",
     67: "cpu_info", 68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event",
     73: "memory_tracker_snapshot", 95: "etw_events", 118: "generic_kernel_cpu_freq_event",
@@ -255,12 +393,14 @@ class _Trace:
         long_names = self._sorted.tables.long_names
         self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks(long_names)
         rows = self._sorted.rows
-        self._events = TrackEvents(self._tracks, self._clocks, rows)
+        self._submissions = Submissions()
+        self._events = TrackEvents(self._tracks, self._clocks, rows, self._submissions)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
         self._losses = _Losses(rows)
         self._scheduling = Scheduling(rows, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
-        self._stages = GpuStages(rows, long_names)
+        self._stages = GpuStages(rows, long_names, self._submissions, self._tracks)
+        self._counters = GpuCounters(rows, long_names)
         self._last_ns = 0
         self._of_field: dict[int, Callable[[bytes, int, Sequence], None]] = {
             _EVENT: self._events.add,
@@ -271,6 +411,7 @@ class _Trace:
             _FTRACE: lambda data, ts_ns, sequence: self._ftrace(data),
             _STATE: lambda data, ts_ns, sequence: self._scheduling.add_state(data, ts_ns),
             _RENDER_STAGE: self._stages.add,
+            _GPU_COUNTER: self._counters.add,
             _STATS: lambda data, ts_ns, sequence: self._losses.note_stats(data),
             _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.note_ftrace_stats(data),
         }
@@ -388,7 +529,7 @@ class _Trace:
                 yield SourceBatch(no_events(), problems=problems, offset_bytes=self._stream.offset_bytes)
         self._sequences.forget()
         self._tracks.settle()
-        ordered = Ordered(self._tracks)
+        ordered = Ordered(self._tracks, self._submissions)
         problems = self._problems.pop()
         others: list[Any] = [*self._tracks.name_records(), *self._losses.records()]
         for rows in self._sorted.rows.in_order():
@@ -407,7 +548,7 @@ class _Trace:
         yield from self._problems.rest("packet|packets cannot be read")
         yield from self._tracks.problems()
         yield from counted_problems(self._counted)
-        for of in (self._scheduling, self._stages, ordered.threads, self._events, ordered):
+        for of in (self._scheduling, self._stages, self._counters, ordered.threads, self._events, ordered):
             left_out = {f"{words}: it|they is|are left out": count for words, count in of.counted.items()}
             yield from counted_problems(left_out)
         arguments, too_many = self._events.arguments, "is|are left out: there are more than can be kept"
@@ -419,6 +560,7 @@ class _Trace:
                 f"track|tracks, process|processes or thread|threads {too_many}": self._tracks.left_out,
                 "track|tracks with events is|are not described": self._tracks.unknown,
                 f"clock reading|readings {too_many}": self._clocks.left_out,
+                f"id|ids of stages of GPUs {too_many}": self._submissions.left_out,
             }
         )
         if self._not_read:

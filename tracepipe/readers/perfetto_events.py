@@ -5,6 +5,7 @@
                  31, 12 and 45, 46 tracks and values of further counters
                  47 flow_ids  48 terminating_flow_ids (36, 42 in old traces)
                  1, 16 times in µs, old  6 legacy_event
+                 3000 {1 stages of GPUs that it submitted…  2 stages that it waited for…}, by their event ids
     LegacyEvent  1 name_iid  2 phase  3 duration_us  6, 10, 11 id  7 id_scope
     DebugAnnotation   1 name_iid  10 name  2 bool  3 uint  4 int  5 double  6 string  7 pointer  9 JSON
                       17 string_iid  8 nested value, old  11 dictionary entries…  12 array values…
@@ -46,7 +47,7 @@ from tracepipe.readers.perfetto_sequences import (
     Sequence,
     numbers,
 )
-from tracepipe.readers.perfetto_tracks import GLOBAL, Tracks, begun, kernel_name, kind_of
+from tracepipe.readers.perfetto_tracks import EVENTS, GLOBAL, Tracks, begun, kernel_name, kind_of
 from tracepipe.readers.recording import is_too_deep
 from tracepipe.readers.sorted_rows import Cache, Rows, SortedRow, SortedRows, rows_of
 from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged, text
@@ -287,6 +288,60 @@ _OLD_IDS: Final = (6 << 3, 10 << 3, 11 << 3)
 _SPANS: Final = {"B": BEGIN, "E": END, "X": WHOLE, "I": INSTANT, "i": INSTANT, "R": INSTANT}
 _ASYNCHRONOUS: Final = {"b": BEGIN, "e": END, "n": INSTANT, "S": BEGIN, "F": END, "T": INSTANT,
                          "p": INSTANT}  # fmt: skip
+_GPU_STAGES: Final = 3000 << 3 | BYTES
+_SUBMITTED, _WAITED = 1, 2
+# A slice with one of these categories is a call of CUDA, as in PyTorch's JSON.
+_OF_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver"})
+_STAGES_MAX: Final = 1 << 17
+_STAGES_OF_CALL_MAX: Final = 1 << 12
+_WAITS_OF_STAGE_MAX: Final = 64
+
+
+class Submissions:
+    """Which stages of GPUs were submitted together, and how many wait for each. `left_out` counts those for
+    which there is no room.
+    """
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._first: dict[int, int] = {}
+        """The launch ids of stages that are not the first ones of their calls."""
+        self._waiting: dict[int, int] = {}
+
+    @staticmethod
+    def launch_id(id: int) -> int:
+        """The number of a launch for an event id."""
+        return id if id < 1 << 63 else flow_number("stage", id)
+
+    def submit(self, ids: list[int]) -> int:
+        """Note the stages of a call, and return the number of its launch."""
+        first, *others = map(self.launch_id, ids)
+        for other in others:
+            if other in self._first or len(self._first) < _STAGES_MAX:
+                self._first[other] = first
+            else:
+                self.left_out += 1
+        return first
+
+    def launch(self, number: int) -> int:
+        """The launch of a stage by the number of its own id."""
+        return self._first.get(number, number)
+
+    def wait(self, id: int) -> int:
+        """Note that something waits for a stage, and return the number of the flow; 0 for no room."""
+        number = self.launch_id(id)
+        count = self._waiting.get(number, 0)
+        if count >= _WAITS_OF_STAGE_MAX or (not count and len(self._waiting) >= _STAGES_MAX):
+            self.left_out += 1
+            return 0
+        self._waiting[number] = count + 1
+        return flow_number("wait", number, count)
+
+    def flows(self, number: int) -> list[int]:
+        """The flows that start at a stage."""
+        return [flow_number("wait", number, count) for count in range(self._waiting.get(number, 0))]
+
+
 _MANY_TAGS: Final = frozenset(field << 3 | wire_type for field in _MANY for wire_type in range(8))
 _Many = dict[int, list[tuple[int, Any]]]
 
@@ -294,8 +349,10 @@ _Many = dict[int, list[tuple[int, Any]]]
 class TrackEvents:
     """Reads events and adds their `rows`. `counted` counts what was not read, by kind."""
 
-    def __init__(self, tracks: Tracks, clocks: PerfettoClocks, rows: SortedRows) -> None:
-        self._tracks, self._clocks, self._rows = tracks, clocks, rows
+    def __init__(
+        self, tracks: Tracks, clocks: PerfettoClocks, rows: SortedRows, submissions: Submissions
+    ) -> None:
+        self._tracks, self._clocks, self._rows, self._submissions = tracks, clocks, rows, submissions
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
         self._firsts = Cache[tuple[Any, ...], bytes]()
@@ -361,12 +418,19 @@ class TrackEvents:
         category = self._category(many, sequence) if many else ""
         flows = self._flows(many) if many else []
         second = packed(args) if args else b""
+        launch = 0
+        if _GPU_STAGES in one and phase in (BEGIN, WHOLE):
+            stages = tagged(one[_GPU_STAGES])
+            submitted = _ids(stages, _SUBMITTED)
+            launch = self._submissions.submit(submitted) if submitted else 0
+            waits = map(self._submissions.wait, _ids(stages, _WAITED))
+            flows += [(LAST_FLOW, flow) for flow in waits if flow]
         if flows and phase == INSTANT:
             (ends, number), *flows = flows
             phase = INSTANT_FLOW + (LAST_FLOW if ends == LAST_FLOW else "")
             self._add(ts_ns, (phase, track, name, category), second, number=number)
         else:
-            self._add(ts_ns, (phase, track, name, category), second, dur_ns)
+            self._add(ts_ns, (phase, track, name, category), second, dur_ns, launch)
         for ends, number in flows:
             self._add(ts_ns, (ends, track, name, ""), number=number)
 
@@ -493,6 +557,12 @@ class TrackEvents:
         self._event(phase, track, ts_ns, one, many, sequence, dur_ns)
 
 
+def _ids(fields: list[tuple[int, Any]], field: int) -> list[int]:
+    """The numbers of a repeated field that are not 0."""
+    ids = [id for tag, value in fields if tag >> 3 == field for id in numbers(tag, value)]
+    return [id for id in ids if id][:_STAGES_OF_CALL_MAX]
+
+
 def _fixed(tag: int, value: bytes) -> list[int]:
     """The numbers of a repeated field of eight bytes each, packed or not."""
     if tag & 7 not in (BYTES, FIXED64):
@@ -513,11 +583,11 @@ _Row = tuple[int, int, int, bytes, bytes]
 class Ordered:
     """Reads rows in the order of time. `counted` counts what could not be used."""
 
-    def __init__(self, tracks: Tracks) -> None:
-        self._tracks = tracks
+    def __init__(self, tracks: Tracks, submissions: Submissions) -> None:
+        self._tracks, self._submissions = tracks, submissions
         self.counted: Counts[str] = Counts()
-        self._open: dict[int, list[tuple[str, str]]] = {}
-        """By track: the names and categories of its open slices."""
+        self._open: dict[int, list[tuple[str, str, bool]]] = {}
+        """By track: the names and categories of its open slices, and whether they are calls of CUDA."""
         self._opened = 0
         self._deeper: Counts[int] = Counts()
         self._begun_ns: dict[int, int] = {}
@@ -528,7 +598,7 @@ class Ordered:
         self.losses: list[Record] = []
         """The losses among the rows that were taken."""
         self._keys = Cache[bytes, _Key | Record]()
-        self._records = Cache[tuple[str, int, str], bytes]()
+        self._records = Cache[tuple[str, int, str, bool, bool], bytes]()
 
     def events(self, rows: Rows) -> Rows:
         """The rows of events for these rows."""
@@ -542,12 +612,17 @@ class Ordered:
             if isinstance(key, dict):  # a record, which has its thread or stream
                 if key["type"] == "loss":
                     self.losses.append({**key, "ts_ns": ts_ns})
+                elif key["phase"] == LAST_FLOW:
+                    if flow := self._goes_on(LAST_FLOW, number):
+                        made.append((ts_ns, 0, flow[1], first, b""))
                 elif key["type"] != "scheduler":
-                    made.append((ts_ns, dur_ns, 0, first, second))
+                    made.append((ts_ns, dur_ns, self._submissions.launch(number), first, second))
+                    made += self._waited_for(key, ts_ns, number)
                 elif event := self.threads.event(key, second):
                     made.append((ts_ns, 0, 0, *event))
                 continue
             phase, track, name, category = key
+            is_call = number != 0 or category in _OF_CALLS
             stream = self._tracks.place(track).stream
             if stream is not None:
                 if stream.is_summary:
@@ -560,13 +635,13 @@ class Ordered:
                     continue
                 self._opened += 1
                 name, category = map(self._tracks.long_names.shortened, (name, category))
-                self._open.setdefault(track, []).append((name, category))
+                self._open.setdefault(track, []).append((name, category, is_call))
                 self._begun_ns[track] = ts_ns
             elif phase == END:
                 called = self._end(track, name, category)
                 if called is None:
                     continue
-                name, category = called, ""
+                (name, is_call), category = called, ""
             elif phase == COUNTER:
                 name = self._tracks.place(track).counter
             elif phase not in (INSTANT, "X"):
@@ -574,15 +649,30 @@ class Ordered:
                 continue
             elif phase == "X":
                 self._begun_ns[track] = ts_ns
-            record, second = self._record(phase, track, name), self._with_category(track, category, second)
+            is_call &= phase in (BEGIN, END, WHOLE)
+            has_launch = number != 0 and self._may_launch(track)
+            record = self._record(phase, track, name, is_call, has_launch)
+            second = self._with_category(track, category, second)
             if stream is not None and phase != END:
                 record, second = begun(orjson.loads(record), second)
-            made.append((ts_ns, dur_ns, 0, record, second))
+            made.append((ts_ns, dur_ns, number if has_launch else 0, record, second))
         return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
 
-    def _end(self, track: int, name: str, category: str) -> str | None:
-        """Close a slice and return its name, or that of the end where nothing is open. None for an end that
-        is left out.
+    def _may_launch(self, track: int) -> bool:
+        """Whether the calls of CUDA on a track become calls: they do on the track of a thread itself."""
+        place = self._tracks.place(track)
+        return place.stream is None and place.tid is not None and place.layer == EVENTS
+
+    def _waited_for(self, record: Record, ts_ns: int, number: int) -> Iterator[_Row]:
+        """The starts of flows to what waits for a stage."""
+        for flow in self._submissions.flows(number) if number else ():
+            self._goes_on(FLOW, flow)
+            kept = {key: record[key] for key in ("type", "name", "gpu", "stream")}
+            yield ts_ns, 0, flow, packed({**kept, "phase": FLOW, "flow": 0}), b""
+
+    def _end(self, track: int, name: str, category: str) -> tuple[str, bool] | None:
+        """Close a slice. Return its name, or that of the end where nothing is open, and whether it is a call
+        of CUDA. None for an end that is left out.
         """
         if self._deeper[track]:
             self._deeper[track] -= 1
@@ -590,13 +680,13 @@ class Ordered:
         opened = self._open.get(track)
         name, category = map(self._tracks.long_names.shortened, (name, category))
         if not opened:
-            return name
+            return name, False
         for at in range(len(opened) - 1, max(-1, len(opened) - 1 - _LOOKED_AT_MAX), -1):
-            called, of = opened[at]
+            called, of, is_call = opened[at]
             if (not name or not called or name == called) and (not category or category == of):
                 self._opened -= len(opened) - at
                 del opened[at:]
-                return called
+                return called, is_call
         self.counted["end|ends without an open slice"] += 1
         return None
 
@@ -637,14 +727,20 @@ class Ordered:
         called = flow_number("again", number, times) if times else number
         return ("t" if is_open and not ends else phase), called
 
-    def _record(self, phase: str, track: int, name: str) -> bytes:
-        key = (phase, track, name)
+    def _record(
+        self, phase: str, track: int, name: str, is_call: bool = False, has_launch: bool = False
+    ) -> bytes:
+        key = (phase, track, name, is_call, has_launch)
         record = self._records.get(key)
         if record is None:
             place = self._tracks.place(track)
             whole = {**place.fields, "name": name or NO_NAME, "phase": phase}
             if place.stream is not None:
                 whole["type"] = kind_of(name)
+            elif is_call and self._may_launch(track):
+                whole["type"] = "userspace"
+                del whole["layer"]
+                whole |= {"launch": 0} if has_launch else {}
             if phase == "X":
                 whole["dur_ns"] = 0
             elif phase in (FLOW, "t", LAST_FLOW):

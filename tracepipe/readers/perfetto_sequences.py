@@ -31,12 +31,12 @@ from tracepipe.readers.wire_fields import BYTES, VARINT, signed, tagged, varints
 
 CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS = range(1, 8)
 SOURCE_PATHS, BODIES, GPU_CONTEXTS, GPU_STAGES, STRINGS, CORRELATIONS = 18, 20, 23, 24, 29, 43
-GPU_KERNELS: Final = 1000
+GPU_COUNTERS, GPU_KERNELS, GPU_ARGUMENTS = 47, 1000, 1001
 """Tables of names: the fields of InternedData."""
 _TABLES: Final = frozenset(
     {
         CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS, SOURCE_PATHS, BODIES,
-        GPU_CONTEXTS, GPU_STAGES, GPU_KERNELS, STRINGS, CORRELATIONS,
+        GPU_CONTEXTS, GPU_STAGES, GPU_COUNTERS, GPU_KERNELS, GPU_ARGUMENTS, STRINGS, CORRELATIONS,
     }
 )  # fmt: skip
 _IID: Final = 1 << 3
@@ -92,7 +92,17 @@ class Sequence:
 
 # Tables of texts. The entries of the other tables are kept as messages.
 _TEXTS: Final = frozenset(
-    {CATEGORIES, EVENT_NAMES, ARG_NAMES, FUNCTIONS, SOURCE_PATHS, BODIES, STRINGS, CORRELATIONS}
+    {
+        CATEGORIES,
+        EVENT_NAMES,
+        ARG_NAMES,
+        FUNCTIONS,
+        SOURCE_PATHS,
+        BODIES,
+        GPU_ARGUMENTS,
+        STRINGS,
+        CORRELATIONS,
+    }
 )
 
 

@@ -405,6 +405,10 @@ class Tracks:
         """The numbers of a process and a thread."""
         return self._ids.thread({"pid": pid, "tid": tid}, {})
 
+    def group(self, name: str) -> int:
+        """The number of a group that is shown as a process."""
+        return self._made_up((name,), name)
+
     def process_of(self, tid: int) -> int | None:
         """The process of a thread; None where it is not known."""
         return self._process_of.get(tid)
