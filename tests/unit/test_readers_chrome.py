@@ -329,6 +329,57 @@ def test_begins_and_ends_become_slices_whatever_their_order() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("begun", "slices"),
+    [
+        # A small letter begins a slice, a capital one ends it. Slices: begin, end, whether it is unclosed.
+        ("abAB", [("a", 0, 2, False), ("b", 1, 3, False)]),
+        ("abcACB", [("a", 0, 3, False), ("b", 1, 5, False), ("c", 2, 4, False)]),
+        ("abA", [("a", 0, 2, False), ("b", 1, 2, True)]),
+        ("abAcbBC", [("a", 0, 2, False), ("b", 1, 2, True), ("c", 3, 6, False), ("b", 4, 5, False)]),
+        ("ababABBA", [("a", 0, 7, False), ("b", 1, 5, False), ("a", 2, 4, False), ("b", 3, 6, False)]),
+    ],
+)
+@pytest.mark.parametrize("phases", ["BE", "be"])
+@pytest.mark.parametrize("open_max", [1 << 15, 4])
+def test_an_end_ends_the_begin_of_its_name(
+    begun: str, slices: list[Any], phases: str, open_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chrome, "_OPEN_MAX", open_max)
+    records = events(
+        *[
+            {"ph": phases[letter.isupper()], "name": letter.lower(), "ts": at, "id": 1}
+            for at, letter in enumerate(begun)
+        ]
+    )
+    ends = [
+        (one["ts_ns"], one["ts_ns"] + one["dur_ns"], "unclosed" in one.get("args", {})) for one in records
+    ]
+    assert [
+        (one["name"], start // 1000, end // 1000, unclosed)
+        for one, (start, end, unclosed) in zip(records, ends, strict=True)
+    ] == slices
+
+
+def test_begins_that_wait_for_ends_of_their_own_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome, "_OPEN_MAX", 3)
+    names = [name for at in range(5) for name in ("a", f"b{at}", "A")]
+    some = [
+        {"ph": "E" if name == "A" else "B", "name": name.lower(), "ts": at} for at, name in enumerate(names)
+    ]
+    records = events(*some, {"ph": "E", "name": "b0", "ts": 20}, {"ph": "E", "name": "b4", "ts": 21})
+    lengths = [(one["name"], one.get("dur_ns")) for one in records if one["name"] != "a"]
+    assert lengths == [*[(f"b{at}", 1000) for at in range(4)], ("b4", 8000), ("b0", None)]
+
+
+def test_arguments_of_begin_and_end_are_merged_in_depth() -> None:
+    begin = {"p": {"p1": "hello", "p2": 1, "q": {"a": 1}}, "l": [1, 2], "s": 1, "d": {"x": 1}}
+    end = {"p": {"p3": "hi", "p2": 5, "q": {"b": 2}}, "l": [3], "s": 2, "d": 7}
+    (record,) = events({"ph": "B", "args": begin}, {"ph": "E", "ts": 9, "args": end})
+    args = {"p": {"p1": "hello", "p2": 5, "q": {"a": 1, "b": 2}, "p3": "hi"}, "l": [1, 2, 3], "s": 2, "d": 7}
+    assert {key: record["args"][key] for key in args} == args
+
+
 def test_asynchronous_slices_that_overlap_have_rows_of_their_own() -> None:
     records = events(
         {"ph": "b", "cat": "net", "id": 1, "ts": 1},

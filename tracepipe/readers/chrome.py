@@ -861,12 +861,15 @@ def _gpu(stated: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Begin:
-    """A begin that waits for its end. `name` is what tells its name from others."""
+    """A begin that waits for its end. `name` is what tells its name from others; `until_ns` is when a begin
+    around it ended.
+    """
 
     ts_ns: int
     name: _Name
     stated: KeptText
     args: KeptText
+    until_ns: int = 0
 
 
 _Name = str | bytes | None
@@ -882,10 +885,13 @@ def _name_of(stated: dict[str, Any]) -> _Name:
 
 @dataclass(slots=True)
 class _Opened:
-    """The begins of a thread or an id that wait for their ends, outermost first; how many have each name."""
+    """The begins of a thread or an id that wait for their ends, outermost first; how many have each name; and
+    how many are set aside, as a begin around them ended.
+    """
 
     begins: list[_Begin] = field(default_factory=list)
     names: Counter[_Name] = field(default_factory=Counter)
+    aside: int = 0
 
     def add(self, begin: _Begin) -> None:
         """Add the innermost begin."""
@@ -910,6 +916,7 @@ class ChromePairs:
     """Adds slices made of begins and ends to `rows`.
 
         B E      of a thread; an E ends the innermost B of its name, or the innermost one where it has none
+                 B in that one wait for ends of their own, and else last as long
         b n e    of an id: they nest, and may overlap those of other ids: ranges of a process
 
     They come in the order of time. A begin without an end lasts to the end of the trace, marked `unclosed`.
@@ -919,9 +926,10 @@ class ChromePairs:
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
         self._open: dict[_Key, _Opened] = {}
+        self._aside: dict[tuple[_Key, _Name], list[_Begin]] = {}
         self._count = 0
         self._ranges: dict[_Key, RangeNumbers] = {}
-        self._range_of: dict[_Key, int] = {}
+        self._range_of: dict[_Key, tuple[int, RangeNumbers]] = {}
         self._parsed = Cache[bytes, dict[str, Any]]()
         self._texts = TextFile()
         self.unclosed = self.no_begin = 0
@@ -934,6 +942,28 @@ class ChromePairs:
         for key, opened in list(self._open.items()):
             while opened.begins:
                 self._end(key, opened.pop(), max(last_ns, 0), b"", unclosed=True)
+        while self._aside:
+            self._end_aside()
+
+    def _end_aside(self) -> None:
+        """End the first begin that was set aside, which has no end of its own."""
+        place, begins = next(iter(self._aside.items()))
+        begin = begins.pop(0)
+        if not begins:
+            del self._aside[place]
+        key = place[0]
+        self._end(key, begin, begin.until_ns, b"", unclosed=True)
+        opened = self._open[key]
+        opened.aside -= 1
+        self._close(key, opened)
+
+    def _close(self, key: _Key, opened: _Opened) -> None:
+        """Forget a thread or an id of which nothing waits."""
+        if not opened.begins and not opened.aside:
+            del self._open[key]
+            if key in self._range_of:
+                number, ranges = self._range_of.pop(key)
+                ranges.free(number)
 
     def _stated(self, text: bytes) -> dict[str, Any]:
         stated = self._parsed.get(text)
@@ -945,28 +975,37 @@ class ChromePairs:
         range_key = stated["fields"].get("pid"), stated["fields"].get("domain")
         opened = self._open.setdefault(key, _Opened())
         if phase in "Bb":
+            if self._count >= _OPEN_MAX and self._aside:
+                self._end_aside()
             if self._count >= _OPEN_MAX:
                 self._instant(ts_ns, key, stated, args, "unclosed")
+                self._close(key, opened)
                 return
-            if phase == "b" and not opened.begins:
-                number = self._ranges.setdefault(range_key, RangeNumbers()).lowest()
-                self._range_of[key] = RANGE_LIMIT if number is None else number
+            if phase == "b" and key not in self._range_of:
+                ranges = self._ranges.setdefault(range_key, RangeNumbers())
+                number = ranges.lowest()
+                self._range_of[key] = RANGE_LIMIT if number is None else number, ranges
             self._count += 1
             opened.add(_Begin(ts_ns, name, self._texts.keep(row.first), self._texts.keep(args)))
         elif phase == "n":
             self._instant(ts_ns, key, stated, args, "")
-        elif not opened.has(name):
-            self._instant(ts_ns, key, stated, args, "no_begin")
-        else:  # it ends the innermost begin of its name, with all that is in it
-            is_it = False
-            while not is_it:
+        elif opened.has(name):
+            begin = opened.pop()
+            while name is not None and begin.name not in (name, None):
+                begin.until_ns = ts_ns
+                self._aside.setdefault((key, begin.name), []).append(begin)
+                opened.aside += 1
                 begin = opened.pop()
-                is_it = name is None or begin.name in (name, None)
-                self._end(key, begin, ts_ns, args if is_it else b"", unclosed=not is_it)
-            if not opened.begins and key in self._range_of:
-                self._ranges[range_key].free(self._range_of.pop(key))
-        if not opened.begins:
-            del self._open[key]
+            self._end(key, begin, ts_ns, args, unclosed=False)
+        elif (key, name) in self._aside:
+            begins = self._aside[key, name]
+            self._end(key, begins.pop(), ts_ns, args, unclosed=False)
+            opened.aside -= 1
+            if not begins:
+                del self._aside[key, name]
+        else:
+            self._instant(ts_ns, key, stated, args, "no_begin")
+        self._close(key, opened)
 
     def _end(self, key: _Key, begin: _Begin, end_ns: int, args: bytes, *, unclosed: bool) -> None:
         """Add a slice from a begin to its end."""
@@ -976,7 +1015,7 @@ class ChromePairs:
         fields, launch = stated["fields"], stated["launch"]
         record = {**fields, "name": fields.get("name") or stated.get("name", "no name")}
         if key in self._range_of:
-            record["range"] = self._range_of[key]
+            record["range"] = self._range_of[key][0]
         record |= {"phase": "X", "dur_ns": 0}
         if launch is not None:
             record["launch"] = 0
@@ -989,16 +1028,23 @@ class ChromePairs:
         self.unclosed += mark == "unclosed"
         record = {**stated["fields"], "name": stated.get("name", "no name"), "phase": "I"}
         if stated["phase"] in "bne":
-            record["range"] = self._range_of.get(key, 0)
+            record["range"] = self._range_of[key][0] if key in self._range_of else 0
         self._rows.add(SortedRow(ts_ns, MARK, 0, 0, orjson.dumps(record), _joined(args, b"", mark)))
 
 
 def _joined(first: bytes, second: bytes, mark: str) -> bytes:
-    """The arguments of a begin and of its end, whose values replace those of the begin, and a mark."""
+    """The arguments of a begin and of its end, merged, and a mark."""
     if not second and not mark:
         return first
-    args = (orjson.loads(first) if first else {}) | (orjson.loads(second) if second else {})
+    args = _merged(orjson.loads(first) if first else {}, orjson.loads(second) if second else {})
     return orjson.dumps(args | {mark: True} if mark else args) if args or mark else b""
+
+
+def _merged(one: Any, other: Any) -> Any:
+    """Both objects, merged in depth, or both arrays, or else the second value."""
+    if type(one) is dict and type(other) is dict:
+        return one | {key: _merged(one[key], value) if key in one else value for key, value in other.items()}
+    return one + other if type(one) is list and type(other) is list else other
 
 
 class _Trace:
