@@ -441,6 +441,23 @@ def test_a_flow_of_an_instant_is_the_instant_unless_a_slice_begins_there() -> No
 # Of old -------------------------------------------------------------------------------------------------
 
 
+def test_events_of_one_time_are_in_the_order_of_the_file_and_long_slices_first() -> None:
+    trace = made()
+
+    def whole(name: str, dur_us: int) -> None:
+        event = trace.event(1000, pb.TrackEvent.TYPE_UNSPECIFIED, name).track_event
+        event.legacy_event.phase, event.legacy_event.duration_us = ord("X"), dur_us
+
+    trace.event(50, BEGIN, "a")
+    trace.event(1000, END)
+    whole("short", 5)
+    whole("long", 9)
+    trace.event(1000, BEGIN, "b")
+    trace.event(1000, END)
+    found = [(one["name"], one["phase"]) for one in events(trace)]
+    assert found == [("a", "B"), ("a", "E"), ("long", "X"), ("short", "X"), ("b", "B"), ("b", "E")]
+
+
 def test_events_of_the_older_form_have_their_phase_and_their_times() -> None:
     trace = TraceMade()
     thread = trace.packet(sequence_flags=CLEARED).thread_descriptor

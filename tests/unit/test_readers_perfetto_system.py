@@ -75,6 +75,22 @@ def test_a_switch_is_the_end_of_one_run_and_the_begin_of_another() -> None:
     ]  # fmt: skip
 
 
+def test_switches_of_one_time_are_in_the_order_of_their_processor() -> None:
+    trace = with_thread()
+    second, first = bundle(trace, cpu=2), bundle(trace, cpu=1)
+    switch(second, 100, 0, 0, 9)  # comes from the other processor, whose events are behind in the file
+    switch(second, 200, 9, 1, 8)
+    switch(second, 200, 8, 1, 9)
+    switch(second, 200, 9, 1, 0)
+    switch(first, 50, 0, 0, 9)
+    switch(first, 100, 9, 0, 0)
+    found = [(one["ts_ns"], one["cpu"], one["tid"], one["phase"]) for one in good(trace)]
+    assert found == [
+        (50, 1, 9, "B"), (100, 1, 9, "E"), (100, 2, 9, "B"), (200, 2, 9, "E"), (200, 2, 8, "B"),
+        (200, 2, 8, "E"), (200, 2, 9, "B"), (200, 2, 9, "E"),
+    ]  # fmt: skip
+
+
 def test_compact_switches_and_wakings_are_the_same_as_whole_ones() -> None:
     trace = with_thread()
     for cpu in (1, 2):

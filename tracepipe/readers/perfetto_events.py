@@ -49,7 +49,7 @@ from tracepipe.readers.perfetto_sequences import (
 )
 from tracepipe.readers.perfetto_tracks import EVENTS, GLOBAL, Tracks, begun, kernel_name, kind_of
 from tracepipe.readers.recording import is_too_deep
-from tracepipe.readers.sorted_rows import Cache, Rows, SortedRow, SortedRows, rows_of
+from tracepipe.readers.sorted_rows import SLICE, Cache, Rows, SortedRow, SortedRows, rows_of
 from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged, text
 
 ANNOTATIONS: Final = 4 << 3 | 2
@@ -356,6 +356,8 @@ class TrackEvents:
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
         self._firsts = Cache[tuple[Any, ...], bytes]()
+        self._last: dict[int, tuple[int, int, bool]] = {}
+        """By track: the time and the rank of its last event, and whether it was a whole slice."""
 
     def add(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
         """Add a TrackEvent, of a packet with this time. Raises WireError."""
@@ -418,7 +420,7 @@ class TrackEvents:
         category = self._category(many, sequence) if many else ""
         flows = self._flows(many) if many else []
         second = packed(args) if args else b""
-        launch = 0
+        rank, launch = self._rank(track, ts_ns, phase == WHOLE), 0
         if _GPU_STAGES in one and phase in (BEGIN, WHOLE):
             stages = tagged(one[_GPU_STAGES])
             submitted = _ids(stages, _SUBMITTED)
@@ -428,11 +430,20 @@ class TrackEvents:
         if flows and phase == INSTANT:
             (ends, number), *flows = flows
             phase = INSTANT_FLOW + (LAST_FLOW if ends == LAST_FLOW else "")
-            self._add(ts_ns, (phase, track, name, category), second, number=number)
+            self._add(ts_ns, (phase, track, name, category), second, number=number, rank=rank)
         else:
-            self._add(ts_ns, (phase, track, name, category), second, dur_ns, launch)
+            self._add(ts_ns, (phase, track, name, category), second, dur_ns, launch, rank)
         for ends, number in flows:
-            self._add(ts_ns, (ends, track, name, ""), number=number)
+            self._add(ts_ns, (ends, track, name, ""), number=number, rank=rank)
+
+    def _rank(self, track: int, ts_ns: int, is_whole: bool) -> int:
+        """The rank of an event among those of its track and time: they are in the order of the file, but of
+        whole slices that follow each other, the longest comes first.
+        """
+        last_ns, rank, was_whole = self._last.get(track, (ts_ns, 0, is_whole))
+        rank = 0 if last_ns != ts_ns else rank + (was_whole != is_whole)
+        self._last[track] = ts_ns, rank, is_whole
+        return rank
 
     def _may_stand(self, track: int, ts_ns: int) -> bool:
         if not 0 <= ts_ns <= TIME_LIMIT_NS:
@@ -444,13 +455,19 @@ class TrackEvents:
         return False
 
     def _add(
-        self, ts_ns: int, key: tuple[Any, ...], second: bytes = b"", dur_ns: int = 0, number: int = 0
+        self,
+        ts_ns: int,
+        key: tuple[Any, ...],
+        second: bytes = b"",
+        dur_ns: int = 0,
+        number: int = 0,
+        rank: int = SLICE,
     ) -> None:
         first = self._firsts.get(key)
         if first is None:
             first = packed(key)
             self._firsts.keep(key, first, len(first))
-        self._rows.add(SortedRow(ts_ns, 0, dur_ns, number, first, second))
+        self._rows.add(SortedRow(ts_ns, rank, dur_ns, number, first, second))
 
     def _interned(self, table: int, iid: int, sequence: Sequence) -> str:
         name = sequence.text_of(table, iid)

@@ -32,7 +32,9 @@ from tracepipe.readers.sorted_rows import Cache, SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text, varints
 
 LEAVES, WOKEN, BEGINS = range(3)
-"""The order of events at the same time."""
+"""The order of events at the same time. Where a processor switches again at that time, those of the second
+switch come after those of the first, and so on.
+"""
 _CPU, _EVENT, _LOST, _COMPACT, _FTRACE_CLOCK = 1 << 3, 2 << 3 | BYTES, 3 << 3, 4 << 3 | BYTES, 5 << 3
 _FTRACE_TIME, _BOOT_TIME, _LAST_END = 6 << 3, 7 << 3, 10 << 3
 _TIME, _BY = 1 << 3, 2 << 3
@@ -58,6 +60,8 @@ class Scheduling:
         self._running: dict[int, int] = {}
         """By processor: the thread that runs there."""
         self._end_ns: dict[int, int] = {}
+        self._turns: dict[int, tuple[int, int]] = {}
+        """By processor: the time of its last event, and how many switches after others it had then."""
         self._firsts = Cache[tuple[Any, ...], bytes]()
 
     # ftrace ---------------------------------------------------------------------------------------------
@@ -152,6 +156,8 @@ class Scheduling:
 
     def _switch(self, ts_ns: int, cpu: int, prev_state: int, tid: int, prio: int, comm: str) -> None:
         """Add a context switch: one thread leaves a processor, and another gets it."""
+        last_ns, turn = self._turns.get(cpu, (ts_ns - 1, 0))
+        self._turns[cpu] = ts_ns, turn + 1 if last_ns == ts_ns else 0
         prev = self._running.get(cpu)
         if prev:
             self._add(ts_ns, prev, cpu, _LEAVING, {"prev_state": state_text(max(0, prev_state))})
@@ -181,6 +187,12 @@ class Scheduling:
             self.counted["event|events of the scheduler has|have an impossible thread"] += 1
             return
         rank, phase, name = kind
+        if phase != STATE:
+            last_ns, turn = self._turns.setdefault(cpu, (ts_ns, 0))
+            if last_ns != ts_ns:
+                turn = 0
+                self._turns[cpu] = ts_ns, turn
+            rank += turn * (BEGINS + 1)
         key = (tid, cpu, phase, name, comm)
         first = self._firsts.get(key)
         if first is None:
