@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Final
+from typing import Final, TypeVar
 
 # Brackets in an operator's own name open and close nothing.
 _OPERATOR: Final = re.compile(r"\boperator ?(\(\)|\[\]|->\*?|<=>|<<=?|>>=?|<=?|>=?)")
@@ -16,14 +16,16 @@ _QUALIFIER: Final = re.compile(r"(?<![\w)}>:])(?:(?:\w+|\(anonymous namespace\)|
 # Names that are remembered: to shorten one takes some 100 µs, and a kernel has many shapes.
 _REMEMBERED: Final = 1 << 10
 _REMEMBERED_LENGTH_MAX: Final = 1 << 11
+Text = TypeVar("Text", str, bytes)
+Result = TypeVar("Result")
 
 
-def remembered(of_name: Callable[[str], str]) -> Callable[[str], str]:
+def remembered(of_name: Callable[[Text], Result]) -> Callable[[Text], Result]:
     """A function that remembers its results for names that are not long: it may be asked for any text."""
     known = lru_cache(_REMEMBERED)(of_name)
 
     @wraps(of_name)
-    def result(name: str) -> str:
+    def result(name: Text) -> Result:
         return known(name) if len(name) <= _REMEMBERED_LENGTH_MAX else of_name(name)
 
     return result

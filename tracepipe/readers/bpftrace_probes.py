@@ -14,11 +14,11 @@ is from the script or the traced program (`Hit`), and is counted. The lines may 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import BinaryIO
 
 from tracepipe.event.model import TIME_LIMIT_NS, Record
 from tracepipe.hooks.probe_names import PATTERN, ProbeName, probe_named
+from tracepipe.kernel_names import remembered
 from tracepipe.readers.bpftrace_records import (
     NO_TIME,
     OWN_TEXT,
@@ -55,7 +55,7 @@ def _parts(text: bytes) -> tuple[bytes, bytes] | None:
     return (text, b"") if _BARE.fullmatch(text) else None
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _probe_of(text: bytes) -> tuple[str, ProbeName]:
     name = text.decode(errors="backslashreplace")
     return name, probe_named(name)
