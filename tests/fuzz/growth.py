@@ -22,6 +22,7 @@ import sqlite3
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -46,6 +47,7 @@ COMMANDS = (
 _MEASURABLE_S = 0.4
 _SIZE_MAX, _COUNT_MAX = 48 << 20, 1 << 19
 _CPU_MAX_S = 120
+_TRACEBACK = 99  # the exit status of a run that raised
 _WIDE = (3_000, 60_000, 900_000)
 # What the docs state, in MB and KB, and what this process has loaded before the fork.
 _BOUND_MB = {"convert": 64, "validate": 64}
@@ -350,10 +352,13 @@ def _forked(work: Callable[[], int]) -> tuple[int, float]:
     if not child:
         resource.setrlimit(resource.RLIMIT_CPU, (_CPU_MAX_S, _CPU_MAX_S + 1))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        code = 99
+        code = _TRACEBACK
         try:
             code = work()
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(code)
     _, status, used = os.wait4(child, 0)
     return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
