@@ -419,6 +419,63 @@ def test_flows_have_one_number_at_all_ends() -> None:
     assert records[3]["flow"] != records[0]["flow"]
 
 
+SLICES = [
+    {"name": "outer", "ts": 10, "dur": 50},
+    {"name": "inner", "ts": 12, "dur": 5, "tid": 8},
+    {"name": "gap", "ts": 20, "dur": 3},
+    {"name": "next", "ts": 45, "dur": 5, "tid": 9},
+]
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize(
+    ("end", "ts_ns"),
+    [
+        ({"ph": "s", "ts": 14}, 12_000),  # the innermost slice
+        ({"ph": "s", "ts": 21.5}, 20_000),
+        ({"ph": "t", "ts": 30}, 10_000),  # the one around the others, which ended
+        ({"ph": "f", "ts": 60, "bp": "e"}, 10_000),  # to the last nanosecond
+        ({"ph": "s", "ts": 61}, 61_000),  # none is open
+        ({"ph": "s", "ts": 44, "tid": 9}, 44_000),
+        ({"ph": "f", "ts": 44, "tid": 9}, 45_000),  # the next one
+        ({"ph": "f", "ts": 45, "tid": 9}, 45_000),  # that begins then
+        ({"ph": "f", "ts": 46, "tid": 9}, 46_000),  # no other begins
+        ({"ph": "f", "ts": 46, "tid": 9, "bp": "e"}, 45_000),
+    ],
+)
+def test_an_end_of_a_flow_belongs_to_the_slice_around_it(end: dict[str, Any], ts_ns: int) -> None:
+    flow = {"cat": "c", "id": 7, "name": "i", "dur": 0}
+    some = [flow | end, flow | end | {"id": 8}, flow | end | {"id": 9}]
+    records = [one for one in events(*SLICES, *some) if "flow" in one]
+    # A slice takes two. The last end stays at its own time.
+    assert [one["ts_ns"] for one in records] == sorted([ts_ns, ts_ns, int(end["ts"] * 1000)])
+    assert len({one["flow"] for one in records}) == 3
+    assert {one["layer"] for one in records} == {"events"}
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 21])
+def test_slices_around_flows_are_kept_in_limited_memory(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome, "_AROUND_BYTES_MAX", limit)
+    flow = {"ph": "s", "cat": "c", "id": 7, "ts": 30}
+    (record,) = [one for one in events(*SLICES, flow) if "flow" in one]
+    assert record["ts_ns"] == (10_000 if limit else 30_000)
+
+
+@pytest.mark.usefixtures("core")
+def test_a_flow_that_a_slice_states_is_its_own() -> None:
+    bound = {"bind_id": "0x7"}
+    records = events(
+        {"ts": 10, "flow_out": True, **bound},
+        {"ts": 20, "flow_in": True, "flow_out": True, **bound},
+        {"ph": "B", "ts": 30, "flow_in": True, **bound},
+        {"ts": 40, **bound},
+        {"ph": "i", "ts": 50, "flow_in": True, **bound},
+    )
+    flows = [(one["ts_ns"], one["phase"]) for one in records if "flow" in one]
+    assert flows == [(10_000, "s"), (20_000, "t"), (30_000, "t"), (50_000, "t")]
+    assert len({one["flow"] for one in records if "flow" in one}) == 1
+
+
 def test_ids_that_are_not_numbers_are_names() -> None:
     records, _ = read([EVENT | {"pid": "Spans", "tid": -1}, EVENT | {"pid": "7", "tid": 8}])
     names = {(one["pid"], one.get("tid")): one["name"] for one in records if one["type"] == "name"}

@@ -504,6 +504,9 @@ static int rank_of(int phase)
 /* Whether an event has what its phase requires, in the usual form. */
 static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
 {
+    for (int i = 0; rank != FLOW && i < e->members; i++) /* a flow that the event states itself */
+        if (IS(e->pieces[i].key, "\"bind_id\""))
+            return 0;
     if (rank == SLICE)
         return e->has_dur && e->dur_ns <= YEAR_NS;
     if (e->has_dur)

@@ -150,6 +150,8 @@ class Kind:
     """Whether `own_args` are those of an allocation of PyTorch."""
     flow: tuple[Any, ...] = ()
     """The parts of a flow's key before its id, which is the last part."""
+    is_inside: bool = False
+    """Whether it is the end of a flow that may be inside of its slice."""
 
     def args_of(self, args: dict[str, Any]) -> dict[str, Any]:
         """The arguments to keep of an event's arguments."""
@@ -346,7 +348,9 @@ class ChromeEvents:
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
         self._kinds, self._ids = kinds, ids
-        self.rows, self.paired = row_sorter(), row_sorter()
+        self.rows, self.paired, self.flows = row_sorter(), row_sorter(), row_sorter()
+        self.has_flows = False
+        """Whether there are `flows`: ends of flows that belong to a slice around them, or to the next one."""
         self.first_ns, self.last_ns = TIME_LIMIT_NS, 0
         """The first and the last time, without 0."""
         self.least_ns = TIME_LIMIT_NS
@@ -447,16 +451,50 @@ class ChromeEvents:
         args: dict[str, Any],
         dur_ns: int = 0,
     ) -> None:
-        """Add the row of a slice or an instant."""
+        """Add the row of a slice or an instant, and that of its flow."""
         kind = self._kinds.kind(event, category, args)
         self._note_time(ts_ns, dur_ns)
         first = self._first(kind.fields, event, phase, kind.launch is not None)
         rank, second = SLICE if phase == "X" else MARK, _dumped(kind.args_of(args))
         self._add(SortedRow(ts_ns, rank, dur_ns, kind.launch or 0, first, second), kind)
+        self._add_bound(event, ts_ns, kind)
+
+    def _add_bound(self, event: dict[str, Any], ts_ns: int, kind: Kind) -> None:
+        """Add the row of a flow that an event states itself. In and out, the flow goes on there."""
+        if "bind_id" in event and (event.get("flow_in") or event.get("flow_out")):
+            phase = "t" if event.get("flow_in") else "s"
+            first = self._first({**kind.fields, "flow": 0}, event, phase, False)
+            self.rows.add(
+                SortedRow(ts_ns, FLOW, 0, flow_number("bind_id", str(event["bind_id"])), first, b"")
+            )
 
     def _add(self, row: SortedRow, kind: Kind) -> None:
         """Add the row of an event of a kind."""
-        self.rows.add(row)
+        (self.flows if kind.is_inside else self.rows).add(row)
+
+    def bind_flows(self) -> None:
+        """Move the ends of flows to the begins of the slices to which they belong."""
+        if not self.has_flows:
+            return
+        slices = FlowSlices()
+        flows = (row for rows in self.flows.in_order() for row in rows)
+        flow = next(flows, None)
+        moved = row_sorter()
+        for rows in self.rows.in_order(again=True):
+            for row in rows:
+                if row.rank != SLICE:
+                    continue
+                while flow is not None and flow.ts_ns < row.ts_ns:
+                    slices.add_flow(flow, moved)
+                    flow = next(flows, None)
+                slices.add(row, moved)
+        while flow is not None:
+            slices.add_flow(flow, moved)
+            flow = next(flows, None)
+        slices.end(moved)
+        for rows in moved.in_order():
+            for row in rows:
+                self.rows.add(row)
 
     def _first(self, fields: dict[str, Any], event: dict[str, Any], phase: str, has_launch: bool) -> bytes:
         """The record without time and arguments, and with 0 for its length and launch."""
@@ -503,7 +541,12 @@ class ChromeEvents:
         kind.flow = (category, event.get("name"), *id[:-1])
         number = flow_number(*kind.flow, id[-1])
         self._note_time(ts_ns, 0)
-        first = self._first({**kind.fields, "flow": 0}, event, event["ph"], False)
+        fields = {**kind.fields, "flow": 0}
+        kind.is_inside = category != "fwdbwd"  # these are at the begins of their slices
+        if kind.is_inside:
+            self.has_flows = True
+            fields["is_next"] = event["ph"] == "f" and event.get("bp") != "e"
+        first = self._first(fields, event, event["ph"], False)
         self._add(SortedRow(ts_ns, FLOW, 0, number, first, _dumped(_args_of(event, _OF_FLOWS))), kind)
 
     def _add_paired(self, event: dict[str, Any], ts_ns: int, category: str) -> None:
@@ -513,6 +556,8 @@ class ChromeEvents:
             args = _args_of(event, _KNOWN)
             kind = self._kinds.kind(event, category if phase == "B" else "", args)
             key: list[Any] = ["", kind.fields.get("pid"), kind.fields.get("tid")]
+            if phase == "B":
+                self._add_bound(event, ts_ns, kind)
         else:
             id = id_of(event)
             if id is None:
@@ -670,7 +715,7 @@ class NativeChromeEvents(ChromeEvents):
             what = _PASSED_OVER
         elif is_usual and self._last is not None:
             row, kind = self._last
-            if kind.own_args is None or kind.is_allocation:
+            if (kind.own_args is None or kind.is_allocation) and not kind.is_inside:
                 what = _ALLOCATION if kind.is_allocation else _ROW
                 has_launch = kind.launch is not None
                 rules = self._places_of(kind.rules)
@@ -722,6 +767,8 @@ _DAY_NS: Final = 24 * 3600 * 10**9
 # At most this many begins may be open. Further ones become instants.
 _OPEN_MAX: Final = 1 << 15
 _STACK_LENGTH_MAX: Final = 1 << 12
+# The most text of the places of slices that may be around the end of a flow, and of ends that wait.
+_AROUND_BYTES_MAX: Final = 1 << 21
 _Key = tuple[Any, ...]
 
 
@@ -1047,6 +1094,96 @@ def _merged(one: Any, other: Any) -> Any:
     return one + other if type(one) is list and type(other) is list else other
 
 
+@dataclass(slots=True)
+class _Around:
+    """A slice in which the end of a flow may be, its place in the drawing, and how many flows it takes."""
+
+    ts_ns: int
+    end_ns: int
+    place: bytes
+    free: int
+
+
+_Thread = tuple[Any, ...]
+_PLACE: Final = ("type", "layer", "domain", "pid", "tid", "gpu", "stream")
+
+
+class FlowSlices:
+    """Moves ends of flows to the begins of their slices: of the innermost one that is open at that time, or
+    of the next one of the thread. Both come in the order of time. A slice takes two flows. Other ends stay.
+    """
+
+    def __init__(self) -> None:
+        self._places = Cache[bytes, tuple[_Thread, bytes, int]]()
+        self._open: dict[_Thread, list[_Around]] = {}
+        self._waiting: dict[_Thread, list[SortedRow]] = {}
+        self._bytes = self._waiting_bytes = 0
+
+    def _place(self, first: bytes) -> tuple[_Thread, bytes, int]:
+        """The thread of a record, its place, and how many flows may belong to its slice."""
+        if (known := self._places.get(first)) is None:
+            record = orjson.loads(first)
+            thread = tuple(record.get(key) for key in ("pid", "tid", "gpu", "stream"))
+            place = packed({key: record[key] for key in _PLACE if key in record})
+            known = self._places.keep(first, (thread, place, 1 if "launch" in record else 2), len(first))
+        return known
+
+    def add(self, row: SortedRow, moved: SortedRows) -> None:
+        """Add a slice."""
+        thread, place, free = self._place(row.first)
+        around = _Around(row.ts_ns, row.ts_ns + row.dur_ns, place, free)
+        for flow in self._waiting.pop(thread, ()):
+            self._waiting_bytes -= len(flow.first) + len(flow.second)
+            _move(flow, around, moved)
+        # All that is forgotten is a slice that may have been around the end of a flow.
+        if self._bytes > _AROUND_BYTES_MAX:
+            self._open.clear()
+            self._bytes = 0
+        self._opened(thread, row.ts_ns)
+        self._open.setdefault(thread, []).append(around)
+        self._bytes += len(place)
+
+    def _opened(self, thread: _Thread, ts_ns: int) -> _Around | None:
+        """The innermost slice of a thread that is open at a time."""
+        opened = self._open.get(thread, [])
+        while opened and opened[-1].end_ns < ts_ns:
+            self._bytes -= len(opened.pop().place)
+        if not opened:
+            self._open.pop(thread, None)
+        return opened[-1] if opened else None
+
+    def add_flow(self, row: SortedRow, moved: SortedRows) -> None:
+        """Add the end of a flow."""
+        thread, _, _ = self._place(row.first)
+        around = self._opened(thread, row.ts_ns)
+        size = len(row.first) + len(row.second)
+        begins = around is not None and around.ts_ns == row.ts_ns
+        if b'"is_next":true' in row.first and not begins and self._waiting_bytes + size <= _AROUND_BYTES_MAX:
+            self._waiting.setdefault(thread, []).append(row)
+            self._waiting_bytes += size
+        else:
+            _move(row, around, moved)
+
+    def end(self, moved: SortedRows) -> None:
+        """Let the ends stay after which no slice begins."""
+        for rows in self._waiting.values():
+            for row in rows:
+                _move(row, None, moved)
+
+
+def _move(row: SortedRow, around: _Around | None, moved: SortedRows) -> None:
+    """Add the end of a flow, at the begin of its slice if this takes it."""
+    record = orjson.loads(row.first)
+    del record["is_next"]
+    ts_ns = row.ts_ns
+    if around is not None and around.free:
+        around.free -= 1
+        ts_ns = around.ts_ns
+        kept = {key: value for key, value in record.items() if key not in _PLACE}
+        record = orjson.loads(around.place) | kept
+    moved.add(row._replace(ts_ns=ts_ns, first=packed(record)))
+
+
 class _Trace:
     """Turns one trace into batches."""
 
@@ -1087,6 +1224,7 @@ class _Trace:
             events.mark("sync marker", around.marker_ns)
         pairs = ChromePairs(events.rows)
         pairs.add(events.paired.in_order(), events.last_ns)
+        events.bind_flows()
         ahead_ns = around.ahead_ns(events, self._clock)
         # They come with the first events, whose time is the start of the trace.
         others: list[Record] = events.name_records()

@@ -185,8 +185,12 @@ class SortedRows:
         if len(self._waiting) >= RUN_ROWS or self._bytes >= RUN_BYTES:
             self.put_away()
 
-    def in_order(self) -> Iterator[Rows]:
-        """All rows in order, some at a time. No more may be added then. Raises OutputError."""
+    def in_order(self, *, again: bool = False) -> Iterator[Rows]:
+        """All rows in order, some at a time. No more may be added then, unless they are asked for `again`.
+        Raises OutputError.
+        """
+        if again and self._count():
+            self.put_away()
         if self._file is None:
             yield from self._in_memory()
             return
@@ -195,7 +199,8 @@ class SortedRows:
         runs = [run for level in reversed(self._levels) for run in level]
         with naming_the_folder():
             yield from self._merged(runs)
-            self._file.close()
+            if not again:
+                self._file.close()
 
     def put_away(self) -> None:
         """Write the rows in memory as a run. Merge runs, if there are many. Raises OutputError."""
