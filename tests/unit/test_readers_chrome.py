@@ -221,6 +221,17 @@ def test_a_bracket_in_a_wrong_place_ends_nothing_unheard(form: str, skipped: int
     assert sum(problem.skipped for problem in problems) == skipped
 
 
+@pytest.mark.parametrize("chunk", [7, 1 << 17])
+def test_events_after_the_end_of_a_trace_are_counted(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_elements, "CHUNK_BYTES", chunk)
+    # Two writers had the file open: the longer text of one stands behind that of the other.
+    longer = b'"ph": "X", "name": "three"},\n {"ph"  :"X","name":"four"}]}\n{"ph":"i"}'
+    records, problems = read(b'{"x":1,"traceEvents":[' + ONE + b"," + TWO + b"]}" + longer)
+    assert [record["name"] for record in records] == ["one", "two"]
+    message = "another trace follows the first one: 3 events are not read"
+    assert problems == [Problem(0, "", message)]
+
+
 def test_a_trace_that_was_cut_off_is_reported() -> None:
     records, problems = read(b"[" + ONE + b",\n" + TWO[:-9])
     assert [record["name"] for record in records] == ["one"]

@@ -92,7 +92,7 @@ def test_another_trace_behind_a_more_detailed_one_is_stated() -> None:
     records, problems = read_all(chrome.read(io.BytesIO(text + text)))
     assert len(records) == 1
     assert [problem.message for problem in problems] == [
-        "another trace follows the first one, and is not read"
+        "another trace follows the first one: 1 event is not read"
     ]
 
 

@@ -25,6 +25,7 @@ from tracepipe.event.columns import Int64s
 from tracepipe.event.model import TIME_LIMIT_NS, Problem
 from tracepipe.native import library
 from tracepipe.readers.recording import BOM, LINE_LIMIT_BYTES, TOO_DEEP, is_too_deep
+from tracepipe.units import counted
 
 # What opens, what closes, and a string up to its first escape or its end. For a pattern of a whole string,
 # the engine takes 100 bytes of memory for each byte of it.
@@ -129,7 +130,9 @@ _BEGINS_MAX = 1 << 10
 _BEGIN_BYTES_MAX = 1 << 16
 _BEGIN_READS_MAX = 4
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
-_ANOTHER: Final = "another trace follows the first one, and is not read"
+_ANOTHER: Final = "another trace follows the first one: "
+_PHASE = re.compile(rb'"ph"\s{0,8}:')
+_PHASE_BYTES: Final = 13
 _UNFINISHED: Final = (
     "ends without its last bracket: what followed is missing, as the base of its times may be"
 )
@@ -363,8 +366,18 @@ class JsonElements(JsonText):
             self._at += 1
             if self._members():
                 return True
-        self.rest = _ANOTHER
+        self.rest = _ANOTHER + counted(self._count_phases(), "event|events is|are not read")
         return False
+
+    def _count_phases(self) -> int:
+        """Read to the end, and count what looks like an event."""
+        count = 0
+        while True:
+            for found in _PHASE.finditer(self._text, self._at):
+                count, self._at = count + 1, found.end()
+            self._at = max(self._at, len(self._text) - _PHASE_BYTES + 1)
+            if not self._more():
+                return count
 
     def _go_on(self, batch: Elements, *, is_open: bool) -> None:
         """Go to the next object, where the buffer has no whole object here."""
