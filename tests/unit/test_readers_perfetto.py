@@ -323,6 +323,67 @@ def test_a_descriptor_may_stand_behind_its_events() -> None:
     assert placed(trace) == {"x": (None, "worker", "events")}
 
 
+def test_processes_that_have_the_pid_of_another_are_told_apart() -> None:
+    trace = TraceMade()
+    for at, (process, thread, name) in enumerate(
+        ((10, 1, "one"), (20, 2, "two"), (10, 1, "one"), (30, 3, ""))
+    ):
+        of = trace.packet().track_descriptor
+        of.uuid, of.process.pid, of.process.process_name = process, 5, name
+        trace.thread(thread, 5, 6, f"worker {thread}")
+        trace.event(100 * at, INSTANT, f"of {thread}", track_uuid=thread)
+    _, records, problems = read(trace.bytes)
+    titles = {record["pid"]: record["name"] for record in records if "tid" not in record}
+    found = [(one["name"], titles[one["pid"]], one["tid"]) for one in records if one["type"] == "hook"]
+    assert problems == [] and titles[5] == "one"
+    assert found == [
+        ("of 1", "one", 6), ("of 2", "two (pid 5, number 2)", 6), ("of 1", "one", 6),
+        ("of 3", "pid 5, number 3", 6),
+    ]  # fmt: skip
+
+
+def test_threads_of_a_process_with_one_tid_are_told_apart_by_their_names() -> None:
+    trace = TraceMade()
+    for uuid, name in ((1, "first"), (2, "second"), (3, "second")):
+        trace.thread(uuid, 5, 6, name)
+        trace.event(uuid, INSTANT, "x", track_uuid=uuid)
+    titles = names(trace)
+    found = [(titles[one["pid"], one["tid"]], one["layer"]) for one in events(trace)]
+    again = "second (tid 6, number 2)"
+    assert found == [("first", "events"), (again, "events"), (again, "events (2)")]
+
+
+def test_machines_have_processes_threads_tracks_and_names_of_their_own() -> None:
+    trace = TraceMade()
+    for machine in (0, 1001):
+        interned(trace).event_names.add(iid=1, name=f"on {machine}")
+        trace.trace.packet[-1].machine_id = machine
+        for fill in (lambda: trace.thread(1, 5, 6, "worker"), lambda: trace.counter(2, "load", 1)):
+            fill()
+            trace.trace.packet[-1].machine_id = machine
+    for at, machine in enumerate((0, 1001, 0)):
+        for kind, fields in ((INSTANT, {"name_iid": 1}), (COUNTER, {"track_uuid": 2, "counter_value": at})):
+            trace.event(10 * at, kind, **fields).machine_id = machine
+    titles = {key: name for key, name in names(trace).items() if key[1] is None}
+    found = [
+        (one["name"], titles.get((one["pid"], None)), one["tid"]) for one in events(trace) if "tid" in one
+    ]
+    other = "pid 5 of machine 1001"
+    assert found == [("on 0", None, 6), ("on 1001", other, 6), ("on 0", None, 6)]
+    loads = [
+        (one["args"]["value"], titles.get((one["pid"], None))) for one in events(trace) if "tid" not in one
+    ]
+    assert loads == [(0, None), (1, other), (2, None)]
+
+
+def test_machines_beyond_those_that_are_told_apart_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfetto_tracks, "_MACHINES_MAX", 2)
+    trace = TraceMade()
+    for machine in (0, 7, 8):
+        trace.packet(machine_id=machine)
+    assert messages_of(trace) == ["1 track, process or thread is left out: there are more than can be kept"]
+
+
 def test_ids_that_no_system_gives_get_numbers() -> None:
     trace = TraceMade()
     trace.thread(1, -5, 1 << 40)
@@ -436,6 +497,39 @@ def test_a_flow_of_an_instant_is_the_instant_unless_a_slice_begins_there() -> No
     assert found == [
         (1, "s", "mark", {"a": 1}), (2, "B", "f", {}), (2, "I", "mark", {}), (2, "f", "mark", {}),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", [1, 3])
+def test_flows_of_the_older_form_lead_from_slice_to_slice(direction: int) -> None:
+    trace = made()
+    for ts_ns, name, towards in ((1, "a", 2), (2, "b", direction), (3, "c", 1)):
+        legacy = trace.event(ts_ns, BEGIN, name).track_event.legacy_event
+        legacy.bind_id, legacy.flow_direction = 9, towards
+    assert flows(trace) == [(1, "s", "a", 9), (2, "t", "b", 9), (3, "t", "c", 9)]
+    trace.event(4, BEGIN, "d").track_event.legacy_event.MergeFrom(
+        pb.TrackEvent.LegacyEvent(bind_id=8, flow_direction=1)
+    )
+    assert messages_of(trace) == ["1 flow ends without a begin: it is left out"]
+
+
+def test_events_that_are_ends_of_flows_are_those_of_their_number_and_name() -> None:
+    trace = made()
+    for ts_ns, phase in enumerate("stf"):
+        legacy = trace.event(ts_ns, 0, "go").track_event.legacy_event
+        legacy.phase, legacy.unscoped_id = ord(phase), 3
+    assert [(ts_ns, phase, name) for ts_ns, phase, name, _ in flows(trace)] == [
+        (0, "s", "go"), (1, "t", "go"), (2, "f", "go"),
+    ]  # fmt: skip
+    assert len({number for *_, number in flows(trace)}) == 1
+
+
+def test_the_thread_of_a_sequence_has_its_events_after_its_state_is_cleared() -> None:
+    trace = TraceMade()
+    trace.packet(sequence_flags=CLEARED)
+    trace.thread(3, 5, 6)
+    trace.packet(sequence_flags=CLEARED)
+    trace.packet(timestamp=10).track_event.type = INSTANT
+    assert [(one["pid"], one["tid"]) for one in events(trace)] == [(5, 6)]
 
 
 # Of old -------------------------------------------------------------------------------------------------

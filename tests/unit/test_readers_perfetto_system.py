@@ -75,6 +75,25 @@ def test_a_switch_is_the_end_of_one_run_and_the_begin_of_another() -> None:
     ]  # fmt: skip
 
 
+def test_machines_have_processors_threads_and_gpus_of_their_own() -> None:
+    trace = with_thread()
+    for machine, ts_ns in ((0, 100), (12, 150)):
+        switch(bundle(trace), ts_ns, 0, 0, 9)
+        trace.trace.packet[-1].machine_id = machine
+        trace.packet(timestamp=10, machine_id=machine).gpu_render_stage_event.MergeFrom(
+            pb.GpuRenderStageEvent(stage_id=1, event_id=3, duration=5)
+        )
+    switch(bundle(trace), 300, 9, 1, 0)
+    records, _ = read(trace)
+    found = [
+        (one["ts_ns"], one["pid"], one["tid"], one["cpu"], one["phase"]) for one in records if "cpu" in one
+    ]
+    (other,) = [one["pid"] for one in records if one["name"] == "processes of machine 12"]
+    assert found == [(100, 7, 9, 1, "B"), (150, other, 9, 4097, "B"), (300, 7, 9, 1, "E")]
+    stages = [(one["gpu"], one["launch"]) for one in records if "gpu" in one]
+    assert [gpu for gpu, _ in stages] == [0, 1024] and stages[0][1] == 3 != stages[1][1]
+
+
 def test_switches_of_one_time_are_in_the_order_of_their_processor() -> None:
     trace = with_thread()
     second, first = bundle(trace, cpu=2), bundle(trace, cpu=1)

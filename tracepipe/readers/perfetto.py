@@ -76,7 +76,7 @@ from tracepipe.readers.perfetto_sequences import (
     defaults_of,
     numbers,
 )
-from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
+from tracepipe.readers.perfetto_tracks import GPUS_MAX, Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
 from tracepipe.readers.sorted_rows import FLOW as FLOW_RANK
 from tracepipe.readers.sorted_rows import SLICE, SortedEvents, SortedRow, SortedRows, with_others
@@ -88,7 +88,6 @@ _NAME, _NAME_IID, _KERNEL_IID, _LAUNCH = 17 << 3 | BYTES, 20 << 3, 19 << 3, 21 <
 _EXTRA, _SPECIFICATIONS = 6 << 3 | BYTES, 7 << 3 | BYTES
 _EVENT_ID, _WAITS = 1 << 3, 18
 _ONE, _TWO, _THREE = (field << 3 | BYTES for field in (1, 2, 3))
-_GPUS_MAX: Final = 1 << 10
 _QUEUES_MAX: Final = 1 << 12
 _EXTRAS_MAX: Final = 256
 _WAITS_MAX: Final = 64
@@ -132,9 +131,10 @@ class GpuStages:
         if _STAGE not in of and _STAGE_IID not in of:
             return
         gpu, dur_ns = signed(of.get(_GPU, 0)), of.get(_DURATION, 0)
-        if not 0 <= gpu < _GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS - dur_ns:
+        if not 0 <= gpu < GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS - dur_ns:
             self.counted["stage|stages has|have an impossible GPU or time"] += 1
             return
+        gpu += self._tracks.machine * GPUS_MAX
         queue = self._named(of, sequence, _QUEUE_IID, _QUEUE)
         stage = self._named(of, sequence, _STAGE_IID, _STAGE)
         name = self._name(of, sequence) or stage
@@ -157,7 +157,7 @@ class GpuStages:
         launch_id = 0
         if "gpu" in record:
             self._arguments(of, args, sequence)
-            launch_id = self._submissions.launch_id(of.get(_EVENT_ID, 0))
+            launch_id = self._submissions.launch_id(of.get(_EVENT_ID, 0), self._tracks.machine)
             self._waits(fields, ts_ns, {**place, "name": name, "phase": LAST_FLOW, "flow": 0})
             record |= {"launch": 0} if launch_id else {}
         context = sequence.name(GPU_CONTEXTS, of.get(_CONTEXT, 0))
@@ -196,7 +196,7 @@ class GpuStages:
         if len(ids) > _WAITS_MAX:
             self.counted["wait|waits beyond those that a stage can have"] += len(ids) - _WAITS_MAX
         for id in ids[:_WAITS_MAX]:
-            if flow := self._submissions.wait(id):
+            if flow := self._submissions.wait(id, self._tracks.machine):
                 self._rows.add(SortedRow(ts_ns, FLOW_RANK, 0, flow, packed(record), b""))
 
     def _named(self, of: dict[int, Any], sequence: Sequence, iid: int, number: int) -> str:
@@ -251,25 +251,26 @@ _COUNTER_LAYER: Final = "counters"
 class GpuCounters:
     """Reads values of counters of GPUs. `counted` counts what was not read, by kind."""
 
-    def __init__(self, rows: SortedRows, long_names: LongNames) -> None:
-        self._rows, self._long_names = rows, long_names
+    def __init__(self, rows: SortedRows, long_names: LongNames, tracks: Tracks) -> None:
+        self._rows, self._long_names, self._tracks = rows, long_names, tracks
         self.counted: Counts[str] = Counts()
         self._names: dict[tuple[int, int, int], str] = {}
-        """The names of counters by packet sequence and number of the descriptor, both 0 where it has none,
-        and by the counter's number."""
+        """The names of counters by packet sequence and number of the descriptor, the machine and 0 where it
+        has none, and by the counter's number."""
 
     def add(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
         """Add a GpuCounterEvent, of a packet with this time. Raises WireError."""
         fields = tagged(data)
         of = dict(fields)
         gpu, iid = signed(of.get(3 << 3, 0)), of.get(_DESCRIPTOR_IID, 0)
-        if not 0 <= gpu < _GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
+        if not 0 <= gpu < GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
             self.counted["value|values of counters has|have an impossible GPU or time"] += 1
             return
-        descriptor, owner = of.get(_DESCRIPTOR, b""), (0, 0)
+        descriptor, owner = of.get(_DESCRIPTOR, b""), (self._tracks.machine, 0)
         if iid:
             owner = sequence.id, iid
             descriptor = dict(tagged(sequence.name(GPU_COUNTERS, iid) or b"")).get(_TWO, b"")
+        gpu += self._tracks.machine * GPUS_MAX
         if descriptor:
             self._describe(descriptor, owner)
         for tag, value in fields:
@@ -357,6 +358,7 @@ class _Losses:
 _PACKETS_AHEAD: Final = 1 << 12
 _STEP_PACKETS: Final = 1 << 12
 _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
+_MACHINE: Final = 98 << 3
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
 _FTRACE, _STATE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 35, 34))
@@ -398,13 +400,13 @@ class _Trace:
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
         self._losses = _Losses(rows)
-        self._scheduling = Scheduling(rows, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
+        self._scheduling = Scheduling(rows, self._tracks, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
         self._stages = GpuStages(rows, long_names, self._submissions, self._tracks)
-        self._counters = GpuCounters(rows, long_names)
+        self._counters = GpuCounters(rows, long_names, self._tracks)
         self._last_ns = 0
         self._of_field: dict[int, Callable[[bytes, int, Sequence], None]] = {
             _EVENT: self._events.add,
-            _TRACK: lambda data, ts_ns, sequence: self._tracks.describe(data),
+            _TRACK: self._track,
             _PROCESS: lambda data, ts_ns, sequence: self._tracks.describe_process(data, Descriptor()),
             _THREAD: self._thread,
             _TREE: lambda data, ts_ns, sequence: self._tree(data),
@@ -448,7 +450,8 @@ class _Trace:
     def _packet(self, fields: list[tuple[int, Any]]) -> None:
         """Read a packet. Raises WireError."""
         of = dict(fields)
-        sequence = self._sequences.sequence(of.get(_SEQUENCE, 0))
+        self._tracks.enter(of.get(_MACHINE, 0))
+        sequence = self._sequences.sequence(of.get(_SEQUENCE, 0) + (self._tracks.machine << 32))
         if not _OF_STATE.isdisjoint(of):
             self._change(of, sequence)
         sequence.is_begun = True
@@ -482,7 +485,7 @@ class _Trace:
             self._sequences.clear(sequence)
         elif of.get(_DROPPED, 0) and sequence.is_begun:
             sequence.is_valid = False
-            reason = f"packets of sequence {sequence.id} were dropped: how many is not known"
+            reason = f"packets of sequence {sequence.id & 0xFFFFFFFF} were dropped: how many is not known"
             self._losses.add(sequence.last_ns, max(sequence.last_ns, self._last_ns), reason)
         for part in parts_of(of.get(_DEFAULTS, ())):
             sequence.defaults = defaults_of(part)
@@ -494,11 +497,18 @@ class _Trace:
         if lost is not None:
             self._losses.add(lost[0], lost[1], "ftrace's buffer was full: how many is not known", lost[2])
 
+    def _track(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        """Read a track. The last one of a thread has the events of the sequence that name no track."""
+        thread = self._tracks.describe(data)
+        if thread is not None and sequence.is_valid:
+            sequence.thread = thread
+
     def _thread(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
         """Read the thread that writes a sequence, as older traces state it."""
         thread = Descriptor()
         self._tracks.describe_thread(data, thread)
-        sequence.thread = self._tracks.thread(thread.pid or 0, thread.tid or 0)
+        assert thread.pid is not None and thread.tid is not None
+        sequence.thread = self._tracks.thread(thread.pid, thread.tid)
         reference = next((value for tag, value in tagged(data) if tag == 6 << 3), None)
         sequence.time_ns = None if reference is None else signed(reference) * 1000
 

@@ -6,7 +6,8 @@
                  47 flow_ids  48 terminating_flow_ids (36, 42 in old traces)
                  1, 16 times in µs, old  6 legacy_event
                  3000 {1 stages of GPUs that it submitted…  2 stages that it waited for…}, by their event ids
-    LegacyEvent  1 name_iid  2 phase  3 duration_us  6, 10, 11 id  7 id_scope
+    LegacyEvent  1 name_iid  2 phase  3 duration_us  6, 10, 11 id  7 id_scope  8 bind_id
+                 13 flow_direction (1 in  2 out  3 both)
     DebugAnnotation   1 name_iid  10 name  2 bool  3 uint  4 int  5 double  6 string  7 pointer  9 JSON
                       17 string_iid  8 nested value, old  11 dictionary entries…  12 array values…
     SourceLocation    2 file  3 function  4 line
@@ -263,7 +264,7 @@ def _place(path: str, line: int, function: str) -> str:
 
 
 BEGIN, END, INSTANT, COUNTER, WHOLE = "B", "E", "I", "C", "X"
-FLOW, LAST_FLOW, INSTANT_FLOW = "s", "f", "Is"
+FLOW, NEXT_FLOW, LAST_FLOW, INSTANT_FLOW = "s", "t", "f", "Is"
 """Phases of rows. The flow of an instant is a separate row, in place of the instant's."""
 NO_NAME: Final = "no name"
 _TYPE, _TRACK, _NAME_IID, _NAME, _LEGACY = 9 << 3, 11 << 3, 10 << 3, 23 << 3 | BYTES, 6 << 3 | BYTES
@@ -284,6 +285,9 @@ _FLOWS_MAX: Final = 64
 _COUNTERS_MAX: Final = 256
 _WHOLE_MAX: Final = (1 << 63) - 1
 _OLD_PHASE, _OLD_NAME, _DURATION, _DIRECTION, _SCOPE = 2 << 3, 1 << 3, 3 << 3, 13 << 3, 7 << 3 | BYTES
+_BIND_ID: Final = 8 << 3
+_DIRECTIONS: Final = {1: NEXT_FLOW, 2: FLOW, 3: FLOW}
+_OLD_FLOW_PHASES: Final = {"s": FLOW, "t": NEXT_FLOW, "f": LAST_FLOW}
 _OLD_IDS: Final = (6 << 3, 10 << 3, 11 << 3)
 _SPANS: Final = {"B": BEGIN, "E": END, "X": WHOLE, "I": INSTANT, "i": INSTANT, "R": INSTANT}
 _ASYNCHRONOUS: Final = {"b": BEGIN, "e": END, "n": INSTANT, "S": BEGIN, "F": END, "T": INSTANT,
@@ -309,13 +313,13 @@ class Submissions:
         self._waiting: dict[int, int] = {}
 
     @staticmethod
-    def launch_id(id: int) -> int:
-        """The number of a launch for an event id."""
-        return id if id < 1 << 63 else flow_number("stage", id)
+    def launch_id(id: int, machine: int) -> int:
+        """The number of a launch for an event id of a machine."""
+        return id if id < 1 << 63 and not (id and machine) else flow_number("stage", machine, id)
 
-    def submit(self, ids: list[int]) -> int:
+    def submit(self, ids: list[int], machine: int) -> int:
         """Note the stages of a call, and return the number of its launch."""
-        first, *others = map(self.launch_id, ids)
+        first, *others = (self.launch_id(id, machine) for id in ids)
         for other in others:
             if other in self._first or len(self._first) < _STAGES_MAX:
                 self._first[other] = first
@@ -327,9 +331,9 @@ class Submissions:
         """The launch of a stage by the number of its own id."""
         return self._first.get(number, number)
 
-    def wait(self, id: int) -> int:
+    def wait(self, id: int, machine: int) -> int:
         """Note that something waits for a stage, and return the number of the flow; 0 for no room."""
-        number = self.launch_id(id)
+        number = self.launch_id(id, machine)
         count = self._waiting.get(number, 0)
         if count >= _WAITS_OF_STAGE_MAX or (not count and len(self._waiting) >= _STAGES_MAX):
             self.left_out += 1
@@ -380,6 +384,8 @@ class TrackEvents:
         track = one.get(_TRACK, sequence.defaults.track)
         if track is None:
             track = GLOBAL if sequence.thread is None else sequence.thread
+        else:
+            track = self._tracks.own(track)
         phase = _PHASES.get(one.get(_TYPE, 0), "")
         if phase == COUNTER:
             value = one.get(_VALUE)
@@ -405,31 +411,29 @@ class TrackEvents:
     ) -> None:  # fmt: skip
         if not self._may_stand(track, ts_ns):
             return
-        name = ""
-        if _NAME in one:
-            whole = one[_NAME].decode("utf-8", "replace")
-            name = cut_text(whole)
-            if name != whole:
-                self.counted["name|names that is|are cut"] += 1
-        elif _NAME_IID in one:
-            name = self._interned(EVENT_NAMES, one[_NAME_IID], sequence)
+        name = self._name(one, sequence)
         args = self.arguments.read(sequence, many.get(ANNOTATIONS >> 3, ()), one)
         if phase == END and CALLSTACK in args:
             # A slice has the arguments of both of its ends.
             args[f"end_{CALLSTACK}"] = args.pop(CALLSTACK)
         category = self._category(many, sequence) if many else ""
         flows = self._flows(many) if many else []
+        if _LEGACY in one:
+            legacy = dict(tagged(one[_LEGACY]))
+            if of_direction := _DIRECTIONS.get(legacy.get(_DIRECTION, 0)):
+                flows.append((of_direction, _flow_id(legacy.get(_BIND_ID, 0))))
         second = packed(args) if args else b""
         rank, launch = self._rank(track, ts_ns, phase == WHOLE), 0
         if _GPU_STAGES in one and phase in (BEGIN, WHOLE):
             stages = tagged(one[_GPU_STAGES])
             submitted = _ids(stages, _SUBMITTED)
-            launch = self._submissions.submit(submitted) if submitted else 0
-            waits = map(self._submissions.wait, _ids(stages, _WAITED))
+            machine = self._tracks.machine
+            launch = self._submissions.submit(submitted, machine) if submitted else 0
+            waits = (self._submissions.wait(id, machine) for id in _ids(stages, _WAITED))
             flows += [(LAST_FLOW, flow) for flow in waits if flow]
         if flows and phase == INSTANT:
             (ends, number), *flows = flows
-            phase = INSTANT_FLOW + (LAST_FLOW if ends == LAST_FLOW else "")
+            phase = INSTANT_FLOW + (ends if ends != FLOW else "")
             self._add(ts_ns, (phase, track, name, category), second, number=number, rank=rank)
         else:
             self._add(ts_ns, (phase, track, name, category), second, dur_ns, launch, rank)
@@ -444,6 +448,16 @@ class TrackEvents:
         rank = 0 if last_ns != ts_ns else rank + (was_whole != is_whole)
         self._last[track] = ts_ns, rank, is_whole
         return rank
+
+    def _name(self, one: dict[int, Any], sequence: Sequence) -> str:
+        """The name of an event."""
+        if _NAME not in one:
+            return self._interned(EVENT_NAMES, one[_NAME_IID], sequence) if _NAME_IID in one else ""
+        whole = one[_NAME].decode("utf-8", "replace")
+        name = cut_text(whole)
+        if name != whole:
+            self.counted["name|names that is|are cut"] += 1
+        return name
 
     def _may_stand(self, track: int, ts_ns: int) -> bool:
         if not 0 <= ts_ns <= TIME_LIMIT_NS:
@@ -497,9 +511,7 @@ class TrackEvents:
                 found += [(phase, id) for id in numbers(tag, value)]
         if len(found) > _FLOWS_MAX:
             self.counted["flow|flows beyond those that an event can have"] += len(found) - _FLOWS_MAX
-        return [
-            (phase, id if id <= FLOW_LIMIT else flow_number("flow", id)) for phase, id in found[:_FLOWS_MAX]
-        ]
+        return [(phase, _flow_id(id)) for phase, id in found[:_FLOWS_MAX]]
 
     # Counters -------------------------------------------------------------------------------------------
 
@@ -543,7 +555,7 @@ class TrackEvents:
                 0, len(values) - min(len(tracks), _COUNTERS_MAX)
             )
             for uuid, number in list(zip(tracks, values, strict=False))[:_COUNTERS_MAX]:
-                self._add_value(uuid, ts_ns, number, sequence)
+                self._add_value(self._tracks.own(uuid), ts_ns, number, sequence)
 
     # Old events ---------------------------------------------------------------------------------------------
 
@@ -555,14 +567,19 @@ class TrackEvents:
         if _NAME_IID not in one and _NAME not in one and _OLD_NAME in of:
             one[_NAME_IID] = of[_OLD_NAME]
         phase = _SPANS.get(letter) or _ASYNCHRONOUS.get(letter)
+        if letter in _OLD_FLOW_PHASES and self._may_stand(track, ts_ns):
+            name = self._name(one, sequence)
+            ids = [(tag, of[tag]) for tag in _OLD_IDS if tag in of]
+            number = flow_number("flow", self._category(many, sequence), name, *ids)
+            rank = self._rank(track, ts_ns, False)
+            self._add(ts_ns, (_OLD_FLOW_PHASES[letter], track, name, ""), number=number, rank=rank)
+            return
         if phase is None:
             self.counted["event|events of a type that is not read"] += 1
             return
         dur_ns = 0
         if phase == WHOLE:
             dur_ns = max(0, min(signed(of.get(_DURATION, 0)) * 1000, TIME_LIMIT_NS - ts_ns))
-        if of.get(_DIRECTION, 0):
-            self.counted["flow|flows of LegacyEvent"] += 1
         if letter in _ASYNCHRONOUS:  # events that share an id have a track
             ids = [(tag, of[tag]) for tag in _OLD_IDS if tag in of]
             category = self._category(many, sequence)
@@ -572,6 +589,11 @@ class TrackEvents:
             number = flow_number("asynchronous", category, scope, local, *ids)
             track = self._tracks.asynchronous(number, track, category or scope or "asynchronous")
         self._event(phase, track, ts_ns, one, many, sequence, dur_ns)
+
+
+def _flow_id(id: int) -> int:
+    """The number of a flow by its id."""
+    return id if id <= FLOW_LIMIT else flow_number("flow", id)
 
 
 def _ids(fields: list[tuple[int, Any]], field: int) -> list[int]:
@@ -735,14 +757,14 @@ class Ordered:
         """
         times, is_open = self._flows.pop(number, (0, False))
         ends = phase == LAST_FLOW
-        if ends and not is_open:
+        if (ends or phase == NEXT_FLOW) and not is_open:
             self.counted["flow|flows ends|end without a begin"] += 1
             return None
         if len(self._flows) >= _OPEN_FLOWS_MAX:
             del self._flows[next(iter(self._flows))]
         self._flows[number] = times + ends, not ends
         called = flow_number("again", number, times) if times else number
-        return ("t" if is_open and not ends else phase), called
+        return (NEXT_FLOW if is_open and not ends else phase), called
 
     def _record(
         self, phase: str, track: int, name: str, is_call: bool = False, has_launch: bool = False
@@ -760,7 +782,7 @@ class Ordered:
                 whole |= {"launch": 0} if has_launch else {}
             if phase == "X":
                 whole["dur_ns"] = 0
-            elif phase in (FLOW, "t", LAST_FLOW):
+            elif phase in (FLOW, NEXT_FLOW, LAST_FLOW):
                 whole["flow"] = 0
             record = packed(whole)
             self._records.keep(key, record, len(record))

@@ -27,7 +27,7 @@ import orjson
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, cut_text
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP, state_text
-from tracepipe.readers.perfetto_tracks import Tracks
+from tracepipe.readers.perfetto_tracks import CPUS_MAX, Tracks
 from tracepipe.readers.sorted_rows import Cache, SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text, varints
 
@@ -46,7 +46,6 @@ BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
 # Rank, phase and name of rows.
 _LEAVING, _BEGINNING = (LEAVES, "E", RUNNING), (BEGINS, "B", RUNNING)
 _STATED, _WAKING_BY_WHO_RUNS = (WOKEN, STATE, RUNNING), (WOKEN, BY_WHO_RUNS, WAKEUP)
-_CPUS_MAX: Final = 1 << 12
 _Bundle = tuple[int, int]
 """The processor, and how far CLOCK_BOOTTIME is ahead of the bundle's clock."""
 
@@ -54,8 +53,8 @@ _Bundle = tuple[int, int]
 class Scheduling:
     """Reads bundles and states. `counted` counts what was not read, by kind."""
 
-    def __init__(self, rows: SortedRows, on_trace: Callable[[int], int | None]) -> None:
-        self._rows, self._on_trace = rows, on_trace
+    def __init__(self, rows: SortedRows, tracks: Tracks, on_trace: Callable[[int], int | None]) -> None:
+        self._rows, self._tracks, self._on_trace = rows, tracks, on_trace
         self.counted: Counts[str] = Counts()
         self._running: dict[int, int] = {}
         """By processor: the thread that runs there."""
@@ -73,9 +72,10 @@ class Scheduling:
         fields = tagged(data)
         of = dict(fields)
         cpu = of.get(_CPU, 0)
-        if cpu >= _CPUS_MAX:
+        if cpu >= CPUS_MAX:
             self.counted["bundle|bundles of ftrace has|have an impossible processor"] += 1
             return None
+        cpu += self._tracks.machine * CPUS_MAX
         ahead_ns = 0
         if of.get(_FTRACE_CLOCK, 0):
             if _FTRACE_TIME not in of or _BOOT_TIME not in of:
@@ -172,9 +172,10 @@ class Scheduling:
         of = dict(tagged(data))
         comm = text(of.get(2 << 3 | BYTES, b""))
         cpu, tid = signed(of.get(1 << 3, 0)), signed(of.get(3 << 3, 0))
-        if not 0 <= cpu < _CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
+        if not 0 <= cpu < CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
             self.counted["state|states of threads has|have an impossible processor or time"] += 1
             return
+        cpu += self._tracks.machine * CPUS_MAX
         self._add(ts_ns, tid, cpu, _STATED, {"state": of.get(4 << 3, 0)}, comm)
 
     # Rows -----------------------------------------------------------------------------------------------
@@ -218,18 +219,20 @@ class ThreadsInOrder:
         self.counted: Counts[str] = Counts()
         self._on: dict[int, int] = {}
         """By processor: the thread that runs there."""
-        self._runs: dict[int, int] = {}
-        """By thread: the processor on which it runs."""
+        self._runs: dict[tuple[int, int], int] = {}
+        """By machine and thread: the processor on which it runs."""
         self._is_woken = False
         self._records = Cache[bytes, bytes]()
 
     def event(self, of: dict[str, Any], second: bytes) -> tuple[bytes, bytes] | None:
         """The record of a row and its arguments; None where it changes nothing."""
         tid, cpu, phase = of["tid"], of["cpu"], of["phase"]
+        machine = cpu // CPUS_MAX
+        thread_key = machine, tid
         args: dict[str, Any] | None = None
         if phase == STATE:
             state = orjson.loads(second)["state"]
-            if state in (_IS_RUNNING, _IS_RUNNABLE) and tid not in self._runs:
+            if state in (_IS_RUNNING, _IS_RUNNABLE) and thread_key not in self._runs:
                 phase, name, args = ("B", RUNNING, {}) if state == _IS_RUNNING else ("I", WAKEUP, {})
             elif state in _LEFT:  # if the thread is not known to run, its begin was not recorded
                 phase, name, args = "E", RUNNING, {"prev_state": _LEFT[state]}
@@ -247,9 +250,9 @@ class ThreadsInOrder:
         if phase == "B":
             if len(self._runs) >= _THREADS_MAX:
                 self._runs.clear()
-            self._on[cpu], self._runs[tid] = tid, cpu
+            self._on[cpu], self._runs[thread_key] = tid, cpu
         elif phase == "E":
-            self._on.pop(self._runs.pop(tid, cpu), None)
+            self._on.pop(self._runs.pop(thread_key, cpu), None)
         elif of["phase"] != AGAIN:
             self._is_woken = True
         if args is not None:
@@ -258,7 +261,7 @@ class ThreadsInOrder:
         key = orjson.dumps({**of, "phase": phase})
         record = self._records.get(key)
         if record is None:
-            pid = self._tracks.process_of(tid)
+            pid = self._tracks.process_of(machine, tid)
             thread = {} if pid is None else self._tracks.thread_fields(pid, tid)
             record = packed({**of, "phase": phase, **thread})
             self._records.keep(key, record, len(record))

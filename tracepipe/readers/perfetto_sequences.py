@@ -136,7 +136,7 @@ class Sequences:
         self._bytes -= sequence.names_bytes
         sequence.names, sequence.names_bytes = {}, 0
         sequence.defaults, sequence.totals = Defaults(), {}
-        sequence.thread, sequence.time_ns = None, None
+        sequence.time_ns = None
         sequence.is_valid = True
 
     def intern(self, sequence: Sequence, data: bytes) -> None:

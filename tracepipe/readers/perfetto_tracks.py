@@ -11,6 +11,11 @@ under a thread's        a layer by its name, and those of the tracks between
 under a process's       a thread of that process by the name of the first, a layer by those of the others
 under none              a process by the name of the first, a thread by that of the second, and so on
 
+Processes and threads are told apart by their machine, pid and tid, and by the uuids of their tracks: a new
+uuid for a pid that has one is another process with that pid, and one for a tid is another thread if its name
+is another one. The first has the pid. The others get numbers that the system does not use, and names with the
+pid. Tracks, processors and GPUs belong to their machine.
+
 A counter belongs to its process, with the names of the tracks between. Groups that are not processes or
 threads get numbers that the system does not use.
 
@@ -36,7 +41,7 @@ import orjson
 from tracepipe.event.counters import COUNTERS, SUMMARY
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record, cut_text
 from tracepipe.event.tables import LongNames
-from tracepipe.readers.ids import Ids
+from tracepipe.readers.ids import Ids, flow_number
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 
 OWN: Final = ("tracepipe", "capture")
@@ -130,6 +135,14 @@ _THREADS_MAX: Final = 1 << 16
 _ANCESTORS_MAX: Final = 32
 
 
+Pid = int | str
+"""The number of a process or a thread, or else how it is told apart from others that have the number."""
+# The most machines that are told apart. Their numbers of processors and GPUs are this far apart.
+_MACHINES_MAX: Final = 64
+CPUS_MAX: Final = 1 << 12
+GPUS_MAX: Final = 1 << 10
+
+
 @dataclass(slots=True)
 class Counter:
     """How to read the values of a counter. `of_thread`: they are a thread's time or instructions."""
@@ -146,8 +159,8 @@ class Descriptor:
 
     name: str = ""
     parent: int = 0
-    pid: int | None = None
-    tid: int | None = None
+    pid: Pid | None = None
+    tid: Pid | None = None
     counter: Counter | None = None
     rank: int = 0
     is_ordered: bool = False
@@ -183,11 +196,20 @@ class Tracks:
     left_out: int = 0
     unknown: int = 0
     """Tracks with events and without a descriptor."""
+    machine: int = 0
+    """The place of the current packet's machine among all machines."""
+    _machines: dict[int, int] = field(default_factory=dict)
     _all: dict[int, Descriptor] = field(default_factory=dict)
-    _processes: dict[int, str] = field(default_factory=dict)
-    _process_of: dict[int, int] = field(default_factory=dict)
-    _threads: dict[tuple[int, int], str] = field(default_factory=dict)
+    _processes: dict[Pid, str] = field(default_factory=dict)
+    _lives: dict[tuple[str, Pid, int], tuple[int, int, Pid]] = field(default_factory=dict)
+    """By machine and pid, or process and tid: the uuid of what has the number now, how many had it, and its
+    key."""
+    _process_of: dict[tuple[int, int], Pid] = field(default_factory=dict)
+    """By machine and tid."""
+    _threads: dict[tuple[Pid, Pid], str] = field(default_factory=dict)
     """The names of threads, by process and thread."""
+    _without: dict[tuple[Pid, Pid], int] = field(default_factory=dict)
+    """The tracks of threads without a descriptor."""
     _ids: Ids = field(default_factory=Ids)
     _names: dict[tuple[int, int | None], Record] = field(default_factory=dict)
     _taken: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -197,15 +219,59 @@ class Tracks:
 
     # Taking ---------------------------------------------------------------------------------------------
 
-    def describe(self, data: bytes) -> None:
-        """Note a TrackDescriptor. Raises WireError."""
+    def enter(self, machine: int) -> None:
+        """Note the machine of the packets that follow."""
+        found = self._machines.get(machine)
+        if found is None:
+            found = min(len(self._machines), _MACHINES_MAX - 1)
+            if len(self._machines) < _MACHINES_MAX:
+                self._machines[machine] = found
+            else:
+                self.left_out += 1
+        self.machine = found
+
+    def own(self, uuid: int) -> int:
+        """The number of a track of the current machine."""
+        if not self.machine or uuid == GLOBAL:
+            return uuid
+        return -(1 << 60) - flow_number("track", self.machine, uuid)
+
+    def _process(self, pid: int, uuid: int | None = None) -> Pid:
+        """The process that has a pid on the current machine, whose track has this uuid."""
+        if uuid is not None and uuid in self._all and (known := self._all[uuid].pid) is not None:
+            return known
+        first = f"pid {pid} of machine {self._machine_id()}" if self.machine else pid
+        return self._life(("pid", self.machine, pid), first, uuid)
+
+    def _life(self, place: tuple[str, Pid, int], first: Pid, uuid: int | None) -> Pid:
+        """The key of what has a pid or tid now, if it is described by this uuid. `first` is the key of what
+        had the number first.
+        """
+        current, count, key = self._lives.get(place, (GLOBAL, 1, first))
+        if uuid is None or uuid in (GLOBAL, current):
+            return key
+        if place not in self._lives and len(self._lives) >= _THREADS_MAX:
+            self.left_out += 1
+            return key
+        if current != GLOBAL:
+            count += 1
+            key = f"{first if type(first) is str else f'{place[0]} {first}'}, number {count}"
+        self._lives[place] = uuid, count, key
+        return key
+
+    def _machine_id(self) -> int:
+        return next(id for id, place in self._machines.items() if place == self.machine)
+
+    def describe(self, data: bytes) -> int | None:
+        """Note a TrackDescriptor. Return the number of the track, if it is a thread's. Raises WireError."""
         of = dict(tagged(data))
         name = next((self._kept(of[tag]) for tag in _NAMES if tag in of), "")
-        made = Descriptor(name, of.get(_PARENT, 0))
+        made = Descriptor(name, self.own(of.get(_PARENT, 0)))
+        uuid = self.own(of.get(_UUID, GLOBAL))
         if _THREAD in of:
-            self.describe_thread(of[_THREAD], made)
+            self.describe_thread(of[_THREAD], made, uuid)
         elif _PROCESS in of:
-            self.describe_process(of[_PROCESS], made)
+            self.describe_process(of[_PROCESS], made, uuid)
         if _COUNTER in of:
             counter = dict(tagged(of[_COUNTER]))
             made.counter = Counter(
@@ -216,10 +282,10 @@ class Tracks:
             )
         made.rank = signed(of.get(_RANK, 0))
         made.is_ordered = of.get(_ORDERING) == _EXPLICIT
-        uuid = of.get(_UUID, GLOBAL)
         if uuid in self._all and not made.name:
             made.name = self._all[uuid].name
         self._keep(uuid, made)
+        return uuid if made.tid is not None else None
 
     def _kept(self, data: bytes) -> str:
         """A name that is kept."""
@@ -231,41 +297,59 @@ class Tracks:
             return
         self._all[uuid] = made
 
-    def describe_thread(self, data: bytes, made: Descriptor) -> None:
+    def describe_thread(self, data: bytes, made: Descriptor, uuid: int | None = None) -> None:
         """Note a ThreadDescriptor. Raises WireError."""
         of = dict(tagged(data))
-        made.pid, made.tid = signed(of.get(_PID, 0)), signed(of.get(_TID, 0))
         made.name = self._kept(of.get(_THREAD_NAME, b"")) or made.name
-        self.name_thread(made.pid, made.tid, made.name)
+        known = None if uuid is None else self._all.get(uuid)
+        if known is not None and known.pid is not None and known.tid is not None:
+            pid, key = known.pid, known.tid
+        else:
+            pid, tid = self._process(signed(of.get(_PID, 0))), signed(of.get(_TID, 0))
+            place = ("tid", pid, tid)
+            before = self._threads.get((pid, self._life(place, tid, None)), "")
+            is_same = place in self._lives and not (made.name and before and made.name != before)
+            key = self._life(place, tid, None if is_same else uuid)
+        made.pid, made.tid = pid, key
+        self._name_thread(pid, key, made.name)
 
-    def describe_process(self, data: bytes, made: Descriptor) -> None:
+    def describe_process(self, data: bytes, made: Descriptor, uuid: int | None = None) -> None:
         """Note a ProcessDescriptor. Raises WireError."""
         of = tagged(data)
-        made.pid = signed(next((value for tag, value in of if tag == _PID), 0))
+        made.pid = self._process(signed(next((value for tag, value in of if tag == _PID), 0)), uuid)
         names = [value for tag, value in of if tag == _PROCESS_NAME]
         names += [value for tag, value in of if tag == _CMDLINE]
         made.name = self._kept(names[0]) if names else made.name
-        self.name_process(made.pid, made.name)
+        self._name_process(made.pid, made.name)
 
     def name_process(self, pid: int, name: str) -> None:
-        """Note the name of a process."""
+        """Note the name of the process that has a pid."""
+        self._name_process(self._process(pid), name)
+
+    def name_thread(self, pid: int, tid: int, name: str) -> None:
+        """Note the process of a thread, and its name if it has one."""
+        self._name_thread(self._process(pid), tid, name)
+
+    def _name_process(self, pid: Pid, name: str) -> None:
         if name and pid not in self._processes and len(self._processes) >= _THREADS_MAX:
             self.left_out += 1
         elif name:
             self._processes[pid] = self.long_names.shortened(name)
 
-    def name_thread(self, pid: int, tid: int, name: str) -> None:
-        """Note the process of a thread, and its name if it has one."""
+    def _name_thread(self, pid: Pid, tid: Pid, name: str) -> None:
         if (pid, tid) not in self._threads and len(self._threads) >= _THREADS_MAX:
             self.left_out += 1
             return
-        self._process_of[tid] = pid
+        if type(tid) is int:
+            self._process_of[self.machine, tid] = pid
         self._threads[pid, tid] = self.long_names.shortened(name) or self._threads.get((pid, tid), "")
 
-    def thread(self, pid: int, tid: int) -> int:
+    def thread(self, pid: Pid, tid: Pid) -> int:
         """The track of a thread without a descriptor. No other track has its number."""
-        uuid = -1 - (tid & 0xFFFFFFFF)
+        uuid = self._without.get((pid, tid), -1 - len(self._without))
         self._keep(uuid, Descriptor(pid=pid, tid=tid))
+        if uuid in self._all:
+            self._without[pid, tid] = uuid
         return uuid
 
     def asynchronous(self, number: int, parent: int, name: str) -> int:
@@ -401,7 +485,7 @@ class Tracks:
         """The place of the events of a used track."""
         return self._places[uuid]
 
-    def thread_fields(self, pid: int, tid: int) -> dict[str, int]:
+    def thread_fields(self, pid: Pid, tid: Pid) -> dict[str, int]:
         """The numbers of a process and a thread."""
         return self._ids.thread({"pid": pid, "tid": tid}, {})
 
@@ -409,22 +493,35 @@ class Tracks:
         """The number of a group that is shown as a process."""
         return self._made_up((name,), name)
 
-    def process_of(self, tid: int) -> int | None:
-        """The process of a thread; None where it is not known."""
-        return self._process_of.get(tid)
+    def process_of(self, machine: int, tid: int) -> Pid | None:
+        """The process of a thread of a machine; None where it is not known."""
+        unknown = f"processes of machine {list(self._machines)[machine]}" if machine else None
+        return self._process_of.get((machine, tid), unknown)
 
     def problems(self) -> Iterator[Problem]:
         """The problems of groups that are shown as processes and threads."""
         return self._ids.problems()
 
+    def _pids(self) -> dict[Pid, None]:
+        """The processes that have a name, or were told apart from others."""
+        others = [of.pid for of in self._all.values() if type(of.pid) is str]
+        of_machines = [f"processes of machine {id}" for id, place in self._machines.items() if place]
+        return dict.fromkeys([*self._processes, *others, *of_machines])
+
     def name_records(self) -> list[Record]:
         """The names of processes and threads."""
         records = list(self._names.values())
-        for pid, name in self._processes.items():
-            if (number := self._ids.number(pid)) is not None:
+        for pid in self._pids():
+            name = self._processes.get(pid, "")
+            number = self._ids.number(pid)
+            if type(pid) is str:
+                name = f"{name} ({pid})" if name else pid
+            if number is not None and name:
                 records.append({"type": "name", "pid": number, "name": name})
         for (pid, tid), name in self._threads.items():
             both = self._ids.thread({"pid": pid, "tid": tid}, {})
+            if type(tid) is str:
+                name = f"{name} ({tid})" if name else tid
             if name:
                 records.append({"type": "name", **both, "name": name})
         return records
