@@ -339,6 +339,7 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
         (["convert", "missing"], "missing: cannot be read: No such file or directory", "Check the path."),
         (["convert", "folder"], "folder: cannot be read: Is a directory", "Check the path."),
         (["convert", "empty"], "empty: is empty", "Record something first"),
+        (["convert", "a.nsys-rep"], "a.nsys-rep: is a report of Nsight Systems", "nsys export --type sqlite"),
         (["convert", "noise"], "noise: the content is not of a known input format", "Name it with --from"),
         (
             ["convert", "program"],
@@ -387,6 +388,7 @@ def test_an_error_is_two_lines_what_happened_and_what_to_do(
     Path("folder").mkdir()
     Path("empty").touch()
     Path("noise").write_bytes(bytes(range(256)))
+    Path("a.nsys-rep").write_bytes(bytes(range(256)))
     Path("program").write_bytes(b"\x7fELF\2\1\1" + bytes(60))
     Path("config").write_text('{"learning_rate": 0.1}')
     Path("blank").write_text("\n\n\nsome\n\n\ntext\n")

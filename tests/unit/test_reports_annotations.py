@@ -75,6 +75,32 @@ def test_work_on_several_streams_at_one_time_counts_once(load: Load) -> None:
         "step": (1, 100, 2, 120, 120),
         "other": (1, 100, 2, 120, 120),
         "elsewhere": (1, 100, 0, None, None),
+        "of the process": (1, 100, 2, 120, 120),
+    }
+
+
+def test_a_range_of_a_process_has_what_any_thread_launched(load: Load) -> None:
+    result = run(
+        load(
+            *ranged(2_000, 2_100, "first", range=0),
+            *ranged(2_050, 2_200, "crossing", range=1),
+            *ranged(2_110, 2_150, "again", range=0),
+            *ranged(2_000, 2_300, "of many", range=64),
+            *ranged(2_000, 2_300, "elsewhere", range=0, pid=5, tid=5),
+            launch(2_010, 1),
+            launch(2_060, 2, tid=2),
+            launch(2_120, 3),
+            launch(2_250, 4),
+            *(kernel(3_000 + 100 * id, 3_050 + 100 * id, id) for id in (1, 2, 3, 4)),
+        ),
+        Options(),
+    )
+    assert found(result) == {
+        "first": (1, 100, 2, 150, 100),
+        "crossing": (1, 150, 2, 150, 100),
+        "again": (1, 40, 1, 50, 50),
+        "of many": (1, 300, 0, None, None),
+        "elsewhere": (1, 300, 0, None, None),
     }
 
 

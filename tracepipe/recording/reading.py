@@ -127,6 +127,9 @@ def open_recording(
         except FormatError as e:
             if source_format:
                 raise
+            if str(path).endswith((".nsys-rep", ".qdrep")):
+                hint = "Export it first: nsys export --type sqlite REPORT; then give the .sqlite file."
+                raise FormatError(f"{path}: is a report of Nsight Systems", hint) from e
             raise FormatError(f"{path}: {e.message}", e.hint) from e
         if undated not in UNDATED:
             raise FormatError(

@@ -11,9 +11,10 @@ from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
 
 _NOTE = (
-    "Wall: the length of the ranges on their threads. On GPU: from the start of the first kernel or copy "
+    "Wall: the length of the ranges. On GPU: from the start of the first kernel or copy "
     "that was launched in a range to the end of the last. Busy: the part of that time during which any of "
-    "these ran, on any stream; idle: the rest. A range includes what was launched in the ranges inside it."
+    "these ran, on any stream; idle: the rest. A range includes what was launched in the ranges inside it, "
+    "and a range of a process what any of its threads launched."
 )
 
 
@@ -25,7 +26,7 @@ class Options:
 
 
 def run(run: Run, options: Options) -> Result:
-    """The ranges of all threads by name, with the GPU's time for each name."""
+    """The ranges by name, with the GPU's time for each name."""
     result = Result("ANNOTATIONS ON THE GPU")
     shown, count = ranges_by_gpu_time(run, options.top)
     columns = (
