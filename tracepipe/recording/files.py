@@ -27,7 +27,7 @@ class InputStream:
     then states what was wrong, and `is_cut` whether only the rest is missing.
     """
 
-    def __init__(self, raw: BinaryIO, name: str) -> None:
+    def __init__(self, raw: BinaryIO, name: str, *, is_growing: bool = False) -> None:
         self.name, self._raw = name, raw
         self.size_bytes = os.fstat(raw.fileno()).st_size if raw.seekable() else 0
         self.damage, self.is_cut = "", False
@@ -37,6 +37,7 @@ class InputStream:
         except OSError as e:
             raise _unreadable(e, name) from e
         self._from: Any = decompressed(raw, magic) or raw
+        self._is_in_pieces = self._from is not raw and not is_growing
 
     def _pull(self, size: int) -> bytes:
         try:
@@ -61,7 +62,15 @@ class InputStream:
         if self._ahead:
             out, self._ahead = self._ahead[:size], self._ahead[size:]
             return out
-        return self._pull(size)
+        out = b"" if self.damage else self._pull(size)
+        if self._is_in_pieces and out:
+            # A step of the decompression gives some KB, and each text that is read costs work of its own.
+            pieces, left = [out], size - len(out)
+            while left > 0 and not self.damage and (piece := self._pull(left)):
+                pieces.append(piece)
+                left -= len(piece)
+            out = b"".join(pieces)
+        return out
 
     def position_bytes(self) -> int:
         """The position of the reading in the file on disk."""
@@ -111,7 +120,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
         if sys.stdin is None:
             raise InputError("is closed", "Name a file, or pipe the recording.", path=path)
         if is_growing:
-            yield InputStream(sys.stdin.buffer, "<stdin>")
+            yield InputStream(sys.stdin.buffer, "<stdin>", is_growing=True)
             return
         with tempfile.TemporaryFile() as copy:
             yield InputStream(_filled(cast(BinaryIO, copy), sys.stdin.buffer, path), "<stdin>")
@@ -128,7 +137,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
         if paths.is_folder(path):  # some systems can open a directory
             raise InputError("is a directory", "Name a file in it.", path=path)
         if is_growing or raw.seekable():
-            yield InputStream(raw, path)
+            yield InputStream(raw, path, is_growing=is_growing)
         else:
             with tempfile.TemporaryFile() as copy:
                 yield InputStream(_filled(cast(BinaryIO, copy), raw, path), path)
