@@ -45,7 +45,7 @@ RUN_ELSEWHERE = {
 STORIES = {"docs/dataset.md", "docs/tutorial.md"}
 # Options of other programs that pages name.
 OTHER_OPTIONS = {
-    *("--seconds", "--seed", "--keep", "--rate"),  # the project's own tools
+    *("--seconds", "--seed", "--keep", "--programs", "--rate"),  # the project's own tools
     *("--privileged", "--cap-add", "--security-opt", "--mount-proc", "--tmpfs"),  # docker, unshare
     *(
         "--align_combine",
