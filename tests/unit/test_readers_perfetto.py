@@ -523,6 +523,26 @@ def test_events_that_are_ends_of_flows_are_those_of_their_number_and_name() -> N
     assert len({number for *_, number in flows(trace)}) == 1
 
 
+def test_events_of_the_older_form_may_state_their_process_and_thread() -> None:
+    trace = made()
+    for ts_ns, fields in enumerate((
+        {"pid_override": 5, "tid_override": 6}, {"pid_override": 7, "tid_override": 7}, {"pid_override": 5},
+        {"instant_event_scope": 1},
+    )):  # fmt: skip
+        event = trace.event(ts_ns, INSTANT, "x", track_uuid=0)
+        event.track_event.legacy_event.MergeFrom(pb.TrackEvent.LegacyEvent(**fields))
+        event.track_event.thread_time_absolute_us = 3
+    _, records, problems = read(trace.bytes)
+    first, own, process, everywhere = [one for one in records if one["type"] == "hook"]
+    assert (first["pid"], first["tid"]) == (5, 6) and (own["pid"], own["tid"], own["layer"]) == (
+        7,
+        7,
+        "events",
+    )
+    assert process["pid"] == 5 and process["tid"] > 1 << 30 and everywhere["pid"] > 1 << 30
+    assert [one.message for one in problems] == ["4 values of a thread's time: they are left out"]
+
+
 def test_the_thread_of_a_sequence_has_its_events_after_its_state_is_cleared() -> None:
     trace = TraceMade()
     trace.packet(sequence_flags=CLEARED)

@@ -75,6 +75,37 @@ def test_a_switch_is_the_end_of_one_run_and_the_begin_of_another() -> None:
     ]  # fmt: skip
 
 
+def test_marks_of_atrace_are_slices_instants_and_counters() -> None:
+    trace = with_thread()
+    ftrace = bundle(trace)
+    for ts_ns, (tid, marked) in enumerate(
+        ((9, "B|7|a|b\n"), (9, "I|7|now"), (9, "E"), (9, "S|7|io|3"), (8, "F|7|io|3"), (9, "C|7|depth|-5"),
+         (4, "B|no pid|x"), (4, "free text"), (4, "C|4|x|y"), (4, "B|4"))
+    ):  # fmt: skip
+        ftrace.event.add(timestamp=ts_ns, pid=tid).print.buf = marked
+    records, problems = read(trace)
+    found = [
+        (one["ts_ns"], one["phase"], one["name"], one["pid"], one.get("tid", one.get("args")))
+        for one in records if one["type"] == "hook"
+    ]  # fmt: skip
+    io = found[3][4]
+    assert found == [
+        (0, "B", "a|b", 7, 9), (1, "I", "now", 7, 9), (2, "E", "a|b", 7, 9), (3, "B", "io", 7, io),
+        (4, "E", "io", 7, io), (5, "C", "depth", 7, {"value": -5}), (6, "B", "x", 4, 4),
+    ]  # fmt: skip
+    assert [one.message for one in problems] == [
+        "3 events of ftrace are not of a kind that is read: they are left out"
+    ]
+
+
+def test_triggers_are_instants() -> None:
+    trace = TraceMade()
+    trigger = trace.packet(timestamp=7).trigger
+    trigger.trigger_name, trigger.producer_name = "slow frame", "app"
+    (one,) = good(trace)
+    assert (one["ts_ns"], one["name"], one["args"]) == (7, "slow frame", {"producer_name": "app"})
+
+
 def test_machines_have_processors_threads_and_gpus_of_their_own() -> None:
     trace = with_thread()
     for machine, ts_ns in ((0, 100), (12, 150)):

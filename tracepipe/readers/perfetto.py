@@ -362,12 +362,12 @@ _MACHINE: Final = 98 << 3
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
 _FTRACE, _STATE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 35, 34))
-_RENDER_STAGE, _GPU_COUNTER = 53 << 3 | BYTES, 52 << 3 | BYTES
+_RENDER_STAGE, _GPU_COUNTER, _TRIGGER = (field << 3 | BYTES for field in (53, 52, 46))
 # The most kinds of packets that are counted separately, and the number for all others.
 _KINDS_MAX, _OTHERS = 1 << 10, 0
 _IS_CLEARED, _NEEDS_STATE = 1, 2
 # Fields that a timeline does not show: how the trace was made, and for whom.
-_SILENT: Final = (3, 8, 10, 13, 33, 36, 41, 42, 46, 58, 79, 87, 89, 98, 126)
+_SILENT: Final = (3, 8, 10, 13, 33, 36, 41, 42, 58, 79, 87, 89, 98, 126)
 _PASSED_OVER: Final = frozenset(
     {field << 3 | wire_type for field in _SILENT for wire_type in range(8)}
     | {_DEFAULTS, _INTERNED, _SNAPSHOT}
@@ -400,7 +400,9 @@ class _Trace:
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
         self._losses = _Losses(rows)
-        self._scheduling = Scheduling(rows, self._tracks, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
+        self._scheduling = Scheduling(
+            rows, self._tracks, lambda ns: self._clocks.trace_ns(ns, BOOTTIME), self._events.mark
+        )
         self._stages = GpuStages(rows, long_names, self._submissions, self._tracks)
         self._counters = GpuCounters(rows, long_names, self._tracks)
         self._last_ns = 0
@@ -414,6 +416,7 @@ class _Trace:
             _STATE: lambda data, ts_ns, sequence: self._scheduling.add_state(data, ts_ns),
             _RENDER_STAGE: self._stages.add,
             _GPU_COUNTER: self._counters.add,
+            _TRIGGER: lambda data, ts_ns, sequence: self._events.add_trigger(data, ts_ns),
             _STATS: lambda data, ts_ns, sequence: self._losses.note_stats(data),
             _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.note_ftrace_stats(data),
         }

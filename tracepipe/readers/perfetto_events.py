@@ -7,7 +7,8 @@
                  1, 16 times in µs, old  6 legacy_event
                  3000 {1 stages of GPUs that it submitted…  2 stages that it waited for…}, by their event ids
     LegacyEvent  1 name_iid  2 phase  3 duration_us  6, 10, 11 id  7 id_scope  8 bind_id
-                 13 flow_direction (1 in  2 out  3 both)
+                 13 flow_direction (1 in  2 out  3 both)  14 scope of an instant (1 all  2 process)
+                 18 pid  19 tid
     DebugAnnotation   1 name_iid  10 name  2 bool  3 uint  4 int  5 double  6 string  7 pointer  9 JSON
                       17 string_iid  8 nested value, old  11 dictionary entries…  12 array values…
     SourceLocation    2 file  3 function  4 line
@@ -21,6 +22,7 @@ and source_location.proto in protos/perfetto/trace/track_event, and profiling/pr
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -70,7 +72,8 @@ _LOCATION, _LOCATION_IID, _LOG, _TASK = 33 << 3 | 2, 34 << 3, 21 << 3 | 2, 5 << 
 _CORRELATION, _CORRELATION_TEXT, _CORRELATION_IID = 52 << 3, 53 << 3 | 2, 54 << 3
 CALLSTACK: Final = "callstack"
 _CALLSTACK, _CALLSTACK_IID = 55 << 3 | 2, 56 << 3
-_ONE, _TWO = 1 << 3, 2 << 3
+_ONE, _TWO, _PRIORITY = 1 << 3, 2 << 3, 3 << 3
+_PRIORITIES: Final = ("", "unused", "verbose", "debug", "info", "warn", "error", "fatal")
 _FILE, _FUNCTION, _LINE = 2 << 3 | 2, 3 << 3 | 2, 4 << 3
 
 
@@ -224,6 +227,8 @@ class Arguments:
             yield "source", self._location_numbered(of[_ONE])
         if _TWO in of:
             yield "log", self._named(BODIES, of[_TWO])
+        if 0 < of.get(_PRIORITY, 0) < len(_PRIORITIES):
+            yield "priority", _PRIORITIES[of[_PRIORITY]]
 
     def _task(self, data: bytes) -> Iterator[tuple[str, Any]]:
         of = dict(tagged(data))
@@ -286,6 +291,12 @@ _COUNTERS_MAX: Final = 256
 _WHOLE_MAX: Final = (1 << 63) - 1
 _OLD_PHASE, _OLD_NAME, _DURATION, _DIRECTION, _SCOPE = 2 << 3, 1 << 3, 3 << 3, 13 << 3, 7 << 3 | BYTES
 _BIND_ID: Final = 8 << 3
+_INSTANT_SCOPE, _PID, _TID = 14 << 3, 18 << 3, 19 << 3
+_OF_ALL, _OF_PROCESS = 1, 2
+# The thread's processor time and instructions, as numbers or as differences.
+_OF_THREADS: Final = frozenset({17 << 3, 2 << 3, 20 << 3, 8 << 3})
+_MARKS: Final = {"B": BEGIN, "E": END, "I": INSTANT, "C": COUNTER, "S": BEGIN, "F": END}
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DIRECTIONS: Final = {1: NEXT_FLOW, 2: FLOW, 3: FLOW}
 _OLD_FLOW_PHASES: Final = {"s": FLOW, "t": NEXT_FLOW, "f": LAST_FLOW}
 _OLD_IDS: Final = (6 << 3, 10 << 3, 11 << 3)
@@ -386,6 +397,10 @@ class TrackEvents:
             track = GLOBAL if sequence.thread is None else sequence.thread
         else:
             track = self._tracks.own(track)
+        if _LEGACY in one and not one.get(_TRACK, sequence.defaults.track):
+            track = self._stated_by(dict(tagged(one[_LEGACY])), track, sequence)
+        if not _OF_THREADS.isdisjoint(one):
+            self.counted["value|values of a thread's time"] += 1
         phase = _PHASES.get(one.get(_TYPE, 0), "")
         if phase == COUNTER:
             value = one.get(_VALUE)
@@ -402,6 +417,58 @@ class TrackEvents:
             self.counted["event|events of a type that is not read"] += 1
         if _VALUES in many or _DOUBLE_VALUES in many:
             self._more_values(ts_ns, many, sequence)
+
+    def _stated_by(self, legacy: dict[int, Any], track: int, sequence: Sequence) -> int:
+        """The track of an event that names no track but `track`: a LegacyEvent may state another one."""
+        if track == GLOBAL and sequence.thread is not None:
+            track = sequence.thread
+        if _PID in legacy:
+            return self._tracks.thread_on(
+                signed(legacy[_PID]), signed(legacy[_TID]) if _TID in legacy else None
+            )
+        scope = legacy.get(_INSTANT_SCOPE, 0)
+        if scope == _OF_PROCESS:
+            return self._tracks.process_track(track)
+        return GLOBAL if scope == _OF_ALL else track
+
+    # What is not a TrackEvent ---------------------------------------------------------------------------
+
+    def mark(self, ts_ns: int, tid: int, marked: str) -> bool:
+        """Add what a thread wrote to ftrace's trace_marker in the form of atrace. Return whether it has that
+        form.
+        """
+        letter, *parts = marked.rstrip("\n\0").split("|", 2)
+        pid = int(parts[0]) if parts and _NUMBER.fullmatch(parts[0]) else None
+        if letter not in _MARKS or (letter != "E" and len(parts) < 2):
+            return False
+        name, value = (parts[1] if len(parts) > 1 else ""), ""
+        if letter in "CSF":
+            name, _, value = name.rpartition("|")
+        if letter == "C":
+            if not _NUMBER.fullmatch(value):
+                return False
+            track = self._tracks.counter_of(tid if pid is None else pid, cut_text(name))
+            if self._may_stand(track, ts_ns):
+                self._add(ts_ns, (COUNTER, track, "", ""), packed({"value": int(value)}))
+            return True
+        track = self._tracks.thread_on(pid, tid)
+        if letter in "SF":
+            track = self._tracks.process_track(track)
+            number = flow_number("mark", track, name, value)
+            track = self._tracks.asynchronous(number, track, cut_text(name))
+        if self._may_stand(track, ts_ns):
+            rank = self._rank(track, ts_ns, False)
+            self._add(ts_ns, (_MARKS[letter], track, cut_text(name), ""), rank=rank)
+        return True
+
+    def add_trigger(self, data: bytes, ts_ns: int) -> None:
+        """Add a Trigger. Raises WireError."""
+        of = dict(tagged(data))
+        track = self._tracks.asynchronous(flow_number("triggers"), GLOBAL, "Trace Triggers")
+        if self._may_stand(track, ts_ns):
+            args = {"producer_name": text(of[_TWO | BYTES])} if _TWO | BYTES in of else {}
+            name = cut_text(text(of.get(_ONE | BYTES, b"")))
+            self._add(ts_ns, (INSTANT, track, name, ""), packed(args) if args else b"")
 
     # Slices and instants --------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
     FtraceEventBundle   1 cpu  2 event…  3 lost_events  4 compact_sched  5 clock  6 time on it
                         7 CLOCK_BOOTTIME  10 end of the bundle before
-    FtraceEvent         1 timestamp  2 pid  4 sched_switch {2 prev_pid  4 prev_state  5 next_comm  6 next_pid
-                        7 next_prio}  17 sched_wakeup, 20 sched_waking, 114 sched_wakeup_new {2 pid
-                        5 target_cpu}
+    FtraceEvent         1 timestamp  2 pid  3 print {2 text}
+                        4 sched_switch {2 prev_pid  4 prev_state  5 next_comm  6 next_pid  7 next_prio}
+                        17 sched_wakeup, 20 sched_waking, 114 sched_wakeup_new {2 pid  5 target_cpu}
     CompactSched        5 names…  columns, times as differences: 1 times of switches  2 prev_state  3 next_pid
                         4 next_prio  6 next name;  7 times of wakings  8 pid  9 target_cpu
     GenericKernelTaskStateEvent   1 cpu  2 comm  3 tid  4 state
@@ -40,6 +40,7 @@ _FTRACE_TIME, _BOOT_TIME, _LAST_END = 6 << 3, 7 << 3, 10 << 3
 _TIME, _BY = 1 << 3, 2 << 3
 _SWITCH, _WAKEUP, _WAKING, _WAKEUP_NEW = (field << 3 | BYTES for field in (4, 17, 20, 114))
 _TID, _TARGET = 2 << 3, 5 << 3
+_PRINT, _TEXT = 3 << 3 | BYTES, 2 << 3 | BYTES
 _PREV_STATE, _NEXT_COMM, _NEXT, _NEXT_PRIO = 4 << 3, 5 << 3 | BYTES, 6 << 3, 7 << 3
 BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
 """Phases of rows whose meaning depends on the rows before them in time."""
@@ -53,8 +54,14 @@ _Bundle = tuple[int, int]
 class Scheduling:
     """Reads bundles and states. `counted` counts what was not read, by kind."""
 
-    def __init__(self, rows: SortedRows, tracks: Tracks, on_trace: Callable[[int], int | None]) -> None:
-        self._rows, self._tracks, self._on_trace = rows, tracks, on_trace
+    def __init__(
+        self,
+        rows: SortedRows,
+        tracks: Tracks,
+        on_trace: Callable[[int], int | None],
+        mark: Callable[[int, int, str], bool],
+    ) -> None:
+        self._rows, self._tracks, self._on_trace, self._mark = rows, tracks, on_trace, mark
         self.counted: Counts[str] = Counts()
         self._running: dict[int, int] = {}
         """By processor: the thread that runs there."""
@@ -128,6 +135,10 @@ class Scheduling:
                 phase = AGAIN if tag == _WAKEUP else "I"
                 self._add(ts_ns, signed(woken.get(_TID, 0)), cpu, (WOKEN, phase, WAKEUP), args)
                 return True
+        if _PRINT in of and self._mark(
+            ts_ns, signed(of.get(_BY, 0)), text(dict(tagged(of[_PRINT])).get(_TEXT, b""))
+        ):
+            return True
         self.counted["event|events of ftrace is|are not of a kind that is read"] += 1
         return False
 

@@ -208,7 +208,7 @@ class Tracks:
     """By machine and tid."""
     _threads: dict[tuple[Pid, Pid], str] = field(default_factory=dict)
     """The names of threads, by process and thread."""
-    _without: dict[tuple[Pid, Pid], int] = field(default_factory=dict)
+    _without: dict[tuple[Pid, Pid | None], int] = field(default_factory=dict)
     """The tracks of threads without a descriptor."""
     _ids: Ids = field(default_factory=Ids)
     _names: dict[tuple[int, int | None], Record] = field(default_factory=dict)
@@ -344,18 +344,47 @@ class Tracks:
             self._process_of[self.machine, tid] = pid
         self._threads[pid, tid] = self.long_names.shortened(name) or self._threads.get((pid, tid), "")
 
-    def thread(self, pid: Pid, tid: Pid) -> int:
-        """The track of a thread without a descriptor. No other track has its number."""
+    def thread(self, pid: Pid, tid: Pid | None) -> int:
+        """The track of a thread, or of a process, whether it has a descriptor or not."""
+        last, owner = (pid, self.machine) if tid is None else (tid, pid)
+        place = ("pid" if tid is None else "tid", owner, last if type(last) is int else 0)
+        described, _, key = self._lives.get(place, (GLOBAL, 1, last))
+        if described != GLOBAL and key == last:
+            return described
+        # No other track has its number.
         uuid = self._without.get((pid, tid), -1 - len(self._without))
         self._keep(uuid, Descriptor(pid=pid, tid=tid))
         if uuid in self._all:
             self._without[pid, tid] = uuid
         return uuid
 
+    def thread_on(self, pid: int | None, tid: int | None) -> int:
+        """The track of the thread or the process that has these numbers on the current machine. Without a
+        pid, it is the process that the thread is known to have.
+        """
+        known = None if tid is None or pid is not None else self._process_of.get((self.machine, tid))
+        process = self._process(pid or tid or 0) if known is None else known
+        if tid is not None:
+            self._name_thread(process, tid, "")
+        return self.thread(process, tid)
+
+    def process_track(self, uuid: int) -> int:
+        """The track of the process of a thread's track; the track itself where it is no thread's."""
+        pid = self._of(uuid).pid
+        return uuid if pid is None else self.thread(pid, None)
+
+    def counter_of(self, pid: int, name: str) -> int:
+        """The track of a counter of a process that has no descriptor."""
+        process = self._process(pid)
+        uuid = -(1 << 33) - flow_number("counter", process, name)
+        parent = self.thread(process, None)
+        self._keep(uuid, Descriptor(self.long_names.shortened(name), parent, counter=Counter()))
+        return uuid
+
     def asynchronous(self, number: int, parent: int, name: str) -> int:
         """The track of events with the same kind and id. `number` is above those of threads."""
         uuid = -(1 << 33) - number
-        self._keep(uuid, Descriptor(name, parent))
+        self._keep(uuid, Descriptor(self.long_names.shortened(name), parent))
         return uuid
 
     def counter(self, uuid: int) -> Counter | None:
