@@ -445,6 +445,19 @@ def test_each_process_has_its_own_counter() -> None:
     assert counters == ["1 10", "2 20"]
 
 
+def test_each_gpu_of_a_process_has_its_own_counter() -> None:
+    lines = drawn(
+        memory("alloc", 1, size=10, address=1) | {"gpu": 0},
+        memory("alloc", 2, size=20, address=2) | {"gpu": 1},
+        memory("free", 3, address=2),  # it does not name its GPU
+        memory("free", 4, address=1) | {"gpu": 0},
+    )
+    of_first = lines.index("device memory, GPU 0 [bytes]")
+    assert lines[of_first + 1 : of_first + 3] == ["1 10", "4 0"]
+    of_second = lines.index("device memory, GPU 1 [bytes]")
+    assert lines[of_second + 1 : of_second + 3] == ["2 20", "3 0"]
+
+
 def test_remembered_allocations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "ALLOCATIONS_MAX", 2)
     events = [memory("alloc", at, size=10, address=at) for at in range(4)]

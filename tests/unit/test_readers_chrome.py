@@ -566,6 +566,17 @@ def test_what_an_sm_holds_is_kept_of_nvidias_gpus(name: str, is_nvidia: bool) ->
     assert stated == {"index": 0, "name": name, "sm_count": 104} | (about_sm if is_nvidia else {})
 
 
+@pytest.mark.usefixtures("core")
+def test_allocations_are_those_of_their_gpu() -> None:
+    of = {"Bytes": 10, "Addr": 1, "Device Type": 1, "Total Allocated": 10}
+    event = EVENT | {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]"}
+    devices = [0, 1, 0, 1, "x", -1]
+    records = kineto(*[event | {"args": {**of, "Device Id": device}} for device in devices])
+    records += kineto(event | {"args": {**of, "Device Type": 0, "Device Id": 0}})
+    assert [record.get("gpu") for record in records] == [0, 1, 0, 1, None, None, None]
+    assert {record["args"]["size"] for record in records} == {10}
+
+
 def test_a_collective_keeps_its_details() -> None:
     details = {
         "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 5,

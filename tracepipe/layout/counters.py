@@ -37,7 +37,9 @@ _STALLS: Final = (*(CounterTrack(group, "%") for group in STALL_GROUPS), STALL_S
 
 @dataclass(slots=True, eq=False)
 class _DeviceMemory:
-    """The memory that a process has allocated on its GPUs, as far as it was recorded."""
+    """The memory that a process has allocated on a GPU, or on its GPUs where their events do not name one, as
+    far as it was recorded.
+    """
 
     row: int
     total_bytes: int = 0
@@ -49,7 +51,8 @@ class Counters:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._memory: dict[tuple[int | None, str], _DeviceMemory] = {}
+        self._memory: dict[int | None, dict[str, _DeviceMemory]] = {}
+        """By process and name of the counter. A free may not name its GPU."""
         self._series: dict[tuple[int | None, int | None, str, str], int] = {}
         """By process, GPU, event and series: the row of a counter whose values events have."""
         self._stalls: dict[tuple[int, int | None], list[int]] = {}
@@ -102,19 +105,22 @@ class Counters:
     def _memory_after(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> Op | None:
         """The value of a counter after an event, None where the event allocates nothing on a GPU."""
         size = next((args[key] for key in SIZE_KEYS if key in args), None)
-        total, kind, name = args.get("total_allocated"), DEVICE_MEMORY, ""
+        total, kind = args.get("total_allocated"), DEVICE_MEMORY
         if shape.name == MEMORY_IN_USE:
             total, kind = args.get("total_bytes"), DEVICE_MEMORY_IN_USE
-            name = "" if shape.gpu is None else f"{kind.name}, GPU {shape.gpu}"
+        name = "" if shape.gpu is None else f"{kind.name}, GPU {shape.gpu}"
         if shape.name not in ("alloc", "free") and not isinstance(total, int):
             return None  # a mapping, a memset
-        memory = self._memory.get((shape.pid, name or kind.name))
-        if memory is None:
-            track = self._rows.tree.counter(self._rows.tree.process(shape.pid), kind, name=name)
-            memory = self._memory[shape.pid, name or kind.name] = _DeviceMemory(self._rows.new_row(track))
         address = next((args[key] for key in ADDRESS_KEYS if isinstance(args.get(key), int | str)), None)
         if isinstance(address, str) and len(address) > _ADDRESS_LENGTH_MAX:
             address = None
+        of_process = self._memory.setdefault(shape.pid, {})
+        memory = of_process.get(name or kind.name)
+        if shape.name == "free" and shape.gpu is None and address is not None:
+            memory = next((one for one in of_process.values() if address in one.live), memory)
+        if memory is None:
+            track = self._rows.tree.counter(self._rows.tree.process(shape.pid), kind, name=name)
+            memory = of_process[name or kind.name] = _DeviceMemory(self._rows.new_row(track))
         if shape.name == "free":
             known = memory.live.pop(address, 0)
             memory.total_bytes -= size if isinstance(size, int) else known

@@ -117,7 +117,7 @@ typedef struct {
 enum { PH, CAT, NAME, PID, TID, HEADS };
 
 /* Arguments on which something depends: the kind of an event depends on the values of those before OF_KEY. */
-enum { DEVICE, STREAM, GRID, BLOCK, DEVICE_TYPE, OF_KEY, BYTES = OF_KEY, ADDRESS, TOTAL, CORRELATION, ID, PLACES };
+enum { DEVICE, STREAM, GRID, BLOCK, DEVICE_TYPE, DEVICE_ID, OF_KEY, BYTES = OF_KEY, ADDRESS, TOTAL, CORRELATION, ID, PLACES };
 
 typedef struct {
     tp_span head[HEADS];
@@ -174,6 +174,7 @@ static void note_place(tp_event *e, tp_span key)
                 : IS(key, "\"grid\"")        ? GRID
                 : IS(key, "\"block\"")       ? BLOCK
                 : IS(key, "\"Device Type\"") ? DEVICE_TYPE
+                : IS(key, "\"Device Id\"")   ? DEVICE_ID
                 : IS(key, "\"Bytes\"")       ? BYTES
                 : IS(key, "\"Addr\"")        ? ADDRESS
                 : IS(key, "\"Total Allocated\"") ? TOTAL

@@ -272,7 +272,7 @@ class State:
             return
         in_use = shape.name == MEMORY_IN_USE
         if isinstance(args.get("total_bytes" if in_use else "total_allocated"), int):
-            _put(self._last, (shape.type, shape.pid, shape.gpu if in_use else None, in_use), row)
+            _put(self._last, (shape.type, shape.pid, shape.gpu, in_use), row)
         address = next((args[key] for key in ADDRESS_KEYS if isinstance(args.get(key), int | str)), None)
         if shape.name.startswith("alloc") or (address is None and shape.name.startswith("free")):
             _put(self._live, (shape.pid, row if address is None else str(address)), row)

@@ -134,9 +134,9 @@ class Kind:
     """All that is kept of an event but its time and length: fields of its record, and its arguments.
 
     It depends only on the event's `ph`, `cat`, `name`, `pid` and `tid`, on its arguments `device`, `stream`,
-    `grid`, `block` and `Device Type`, on whether `correlation` is the number of a launch, and on whether
-    `Bytes` is a number, and below 0. So the native core can read the next such event, unless there are
-    `own_args` of an event that is not an allocation.
+    `grid`, `block`, `Device Type` and `Device Id`, on whether `correlation` is the number of a launch, and on
+    whether `Bytes` is a number, and below 0. So the native core can read the next such event, unless there
+    are `own_args` of an event that is not an allocation.
     """
 
     fields: dict[str, Any]
@@ -283,7 +283,11 @@ class Kinds:
             args["address"] = address
         if kind != 0 and type(total := args.get("Total Allocated")) is int:
             args["total_allocated"] = total
-        return Kind(self._thread(event, type="memory", name=name), own_args=args, is_allocation=True)
+        device = args.get("Device Id")
+        on_gpu = {"gpu": device} if kind != 0 and _is_id(device) else {}
+        return Kind(
+            self._thread(event, type="memory", name=name, **on_gpu), own_args=args, is_allocation=True
+        )
 
     def counter(self, event: dict[str, Any], category: str) -> Kind:
         """The kind of a counter: of a GPU, if its process has such a name, or else of the process."""
