@@ -17,7 +17,8 @@ others                        CLOCK_REALTIME where they state a base, else their
 The native core makes rows of the usual forms of events in `chrome_rows.c`:
 
 X                 a row with its length
-I i R P, C, s t f a row without one
+I i R P, C        a row without one
+s t f             the same; those that may be inside of a slice are left to `FlowSlices`
 N O D             the same: the life of an object
 B E, b n e        a row for `ChromePairs`, which matches them
 M                 names and places of processes and threads
