@@ -406,6 +406,8 @@ class _Trace:
         self._stages = GpuStages(rows, long_names, self._submissions, self._tracks)
         self._counters = GpuCounters(rows, long_names, self._tracks)
         self._last_ns = 0
+        self._machine: int | None = None
+        """The machine of the last packet."""
         self._of_field: dict[int, Callable[[bytes, int, Sequence], None]] = {
             _EVENT: self._events.add,
             _TRACK: self._track,
@@ -453,7 +455,9 @@ class _Trace:
     def _packet(self, fields: list[tuple[int, Any]]) -> None:
         """Read a packet. Raises WireError."""
         of = dict(fields)
-        self._tracks.enter(of.get(_MACHINE, 0))
+        if (machine := of.get(_MACHINE, 0)) != self._machine:
+            self._machine = machine
+            self._tracks.enter(machine)
         sequence = self._sequences.sequence(of.get(_SEQUENCE, 0) + (self._tracks.machine << 32))
         if not _OF_STATE.isdisjoint(of):
             self._change(of, sequence)

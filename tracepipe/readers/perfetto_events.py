@@ -395,11 +395,11 @@ class TrackEvents:
         track = one.get(_TRACK, sequence.defaults.track)
         if track is None:
             track = GLOBAL if sequence.thread is None else sequence.thread
-        else:
+        elif self._tracks.machine:
             track = self._tracks.own(track)
         if _LEGACY in one and not one.get(_TRACK, sequence.defaults.track):
             track = self._stated_by(dict(tagged(one[_LEGACY])), track, sequence)
-        if not _OF_THREADS.isdisjoint(one):
+        if one.keys() & _OF_THREADS:
             self.counted["value|values of a thread's time"] += 1
         phase = _PHASES.get(one.get(_TYPE, 0), "")
         if phase == COUNTER:
