@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+import tracepipe
 from tests.support.batches import read_all
 from tests.support.perfetto_trace import BEGIN, CLEARED, END, INSTANT, MONOTONIC, NEEDS, TraceMade
 from tracepipe.event.checks import first_fault
@@ -96,6 +98,19 @@ def test_marks_of_atrace_are_slices_instants_and_counters() -> None:
     assert [one.message for one in problems] == [
         "3 events of ftrace are not of a kind that is read: they are left out"
     ]
+
+
+def test_threads_without_a_process_keep_their_names_when_they_are_written_and_read_again(
+    tmp_path: Path,
+) -> None:
+    trace = TraceMade()
+    switch(bundle(trace), 100, 0, 0, 9)
+    first, again = tmp_path / "first.pftrace", tmp_path / "again.pftrace"
+    first.write_bytes(trace.bytes)
+    tracepipe.convert(first, again)
+    assert again.read_bytes().count(b"thread 9") >= 1
+    (run,) = [one for one in read_all(perfetto.read(io.BytesIO(again.read_bytes())))[0] if "cpu" in one]
+    assert (run["tid"], run["comm"]) == (9, "thread 9")
 
 
 def test_triggers_are_instants() -> None:

@@ -58,11 +58,13 @@ from tracepipe.layout.timeline import (
     shown_before,
     shows_launch,
 )
+from tracepipe.layout.tree import UNNAMED_THREAD
 from tracepipe.native import library
 from tracepipe.native.signatures import Switches as SwitchColumns
 
 FTRACE_EVENTS: Final = 1
 TASK_STATE: Final = 117
+TASK_RENAME: Final = 120
 UNKNOWN, RUNS, LEAVES, WOKEN = range(4)
 """What the events of a shape are: nothing that is known, a thread runs, leaves its processor, or is woken."""
 _RUNNABLE, _RUNNING, _SLEEPS, _WAITS, _STOPPED, _DESTROYED = 2, 3, 4, 5, 6, 8
@@ -350,6 +352,10 @@ class PerfettoWriter:
         parent = track.parent
         parent_uuid = 0 if parent is None else parent.id * 2 + _is_thread(parent)
         fields = _named(track.label(), parent_uuid)
+        if track.kind == "thread" and track.tid and track.name != UNNAMED_THREAD:
+            # A descriptor of a thread needs a pid, which is not known here.
+            rename = number(1, track.tid) + text(2, track.name)
+            self._emit(_packet(number(10, _HOST), delimited(TASK_RENAME, rename)))
         if track.kind == "counter":
             fields += delimited(8, text(6, track.unit))
         elif track.kind != "slices":

@@ -31,6 +31,8 @@ RANK_RECORDING = 1 << 22
 RANK_RANGES = 1 << 20
 # Each track takes about a kilobyte while the trace is written. Eight GPUs with 132 SMs and 64 slots each have
 # half as many.
+UNNAMED_THREAD = "thread"
+"""The name of a thread whose name and process are not known."""
 TRACKS_MAX = 1 << 17
 
 _Key = tuple[object, ...]
@@ -120,7 +122,7 @@ class Tree:
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
         """The group of a thread, inside that of its process."""
         process = self.process(pid, comm)
-        name = comm or (self._origins.plain(process.name, pid) if pid else "thread")
+        name = comm or (self._origins.plain(process.name, pid) if pid else UNNAMED_THREAD)
         if tid is None:
             name = "thread (tid not recorded)"
         return self._make(

@@ -362,7 +362,7 @@ _MACHINE: Final = 98 << 3
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
 _FTRACE, _STATE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 35, 34))
-_RENDER_STAGE, _GPU_COUNTER, _TRIGGER = (field << 3 | BYTES for field in (53, 52, 46))
+_RENDER_STAGE, _GPU_COUNTER, _TRIGGER, _RENAME = (field << 3 | BYTES for field in (53, 52, 46, 120))
 # The most kinds of packets that are counted separately, and the number for all others.
 _KINDS_MAX, _OTHERS = 1 << 10, 0
 _IS_CLEARED, _NEEDS_STATE = 1, 2
@@ -380,7 +380,7 @@ _TITLES: Final = {
     54: "streaming_profile_packet", 62: "vulkan_memory_event", 65: "vulkan_api_event", 66: "perf_sample",
     67: "cpu_info", 68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event",
     73: "memory_tracker_snapshot", 95: "etw_events", 118: "generic_kernel_cpu_freq_event",
-    120: "generic_kernel_task_rename_event", 122: "generic_kernel_process_tree",
+    122: "generic_kernel_process_tree",
     129: "generic_gpu_frequency_event", 133: "zstd_compressed_packets",
 }  # fmt: skip
 
@@ -416,6 +416,7 @@ class _Trace:
             _TREE: lambda data, ts_ns, sequence: self._tree(data),
             _FTRACE: lambda data, ts_ns, sequence: self._ftrace(data),
             _STATE: lambda data, ts_ns, sequence: self._scheduling.add_state(data, ts_ns),
+            _RENAME: lambda data, ts_ns, sequence: self._tracks.describe_task(data),
             _RENDER_STAGE: self._stages.add,
             _GPU_COUNTER: self._counters.add,
             _TRIGGER: lambda data, ts_ns, sequence: self._events.add_trigger(data, ts_ns),

@@ -274,6 +274,8 @@ class ThreadsInOrder:
         if record is None:
             pid = self._tracks.process_of(machine, tid)
             thread = {} if pid is None else self._tracks.thread_fields(pid, tid)
-            record = packed({**of, "phase": phase, **thread})
+            name = of.get("comm") or self._tracks.task(machine, tid)
+            comm = {"comm": name} if name else {}
+            record = packed({**of, **comm, "phase": phase, **thread})
             self._records.keep(key, record, len(record))
         return record, second

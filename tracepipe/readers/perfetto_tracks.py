@@ -208,6 +208,8 @@ class Tracks:
     """By machine and tid."""
     _threads: dict[tuple[Pid, Pid], str] = field(default_factory=dict)
     """The names of threads, by process and thread."""
+    _tasks: dict[tuple[int, int], str] = field(default_factory=dict)
+    """The names of threads by machine and tid."""
     _without: dict[tuple[Pid, Pid | None], int] = field(default_factory=dict)
     """The tracks of threads without a descriptor."""
     _ids: Ids = field(default_factory=Ids)
@@ -521,6 +523,19 @@ class Tracks:
     def group(self, name: str) -> int:
         """The number of a group that is shown as a process."""
         return self._made_up((name,), name)
+
+    def describe_task(self, data: bytes) -> None:
+        """Note the name of a thread whose process is not known: {1 tid  2 name}. Raises WireError."""
+        of = dict(tagged(data))
+        key = self.machine, signed(of.get(1 << 3, 0))
+        if key in self._tasks or len(self._tasks) < _THREADS_MAX:
+            self._tasks[key] = self._kept(of.get(2 << 3 | BYTES, b""))
+        else:
+            self.left_out += 1
+
+    def task(self, machine: int, tid: int) -> str:
+        """The name of such a thread of a machine; empty where it is not known."""
+        return self._tasks.get((machine, tid), "")
 
     def process_of(self, machine: int, tid: int) -> Pid | None:
         """The process of a thread of a machine; None where it is not known."""
