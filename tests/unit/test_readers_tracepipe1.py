@@ -315,7 +315,7 @@ def test_lines_are_numbered_whatever_the_chunks(parts: list[bytes], chunk: int, 
         want.pop()
     got: dict[int, bytes] = {}
     cuts = []
-    for first, some, _, cut in chunks_of_lines(io.BytesIO(data), chunk):
+    for first, some, cut in chunks_of_lines(io.BytesIO(data), chunk):
         got |= dict(enumerate(some, first))
         cuts.append(cut)
     assert got == dict(enumerate(want, 1))

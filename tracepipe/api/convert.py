@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tracepipe.dataset.chosen import Chosen, ChosenRank
     from tracepipe.part.stretch import Stretch
     from tracepipe.recording.account import Account
+    from tracepipe.recording.files import Progress
     from tracepipe.recording.inputs import Member
-    from tracepipe.recording.reading import Progress
 
 FORMATS: Final = tuple(CONVERTERS)
 

@@ -19,7 +19,7 @@ from tracepipe.printable import is_unicode
 
 if TYPE_CHECKING:
     from tracepipe.dataset.build import Built as Built
-    from tracepipe.recording.reading import Progress
+    from tracepipe.recording.files import Progress
 
 QUERY_FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
 _FOR_PEOPLE: Final = ("table", "json")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tracepipe.api.event import Event
     from tracepipe.event.model import Header, Problem
     from tracepipe.recording.account import Account
-    from tracepipe.recording.reading import Progress
+    from tracepipe.recording.files import Progress
     from tracepipe.store.run import Run
 
 
@@ -36,7 +36,7 @@ class Events(Iterator["Event"], AbstractContextManager["Events"]):
         self._stack = ExitStack()
         assumed = options.assume_offset
         opened = self._stack.enter_context(
-            open_recording(path, options.source_format, assumed, options.undated)
+            open_recording(path, options.source_format, assumed, options.undated, progress=progress)
         )
         self.source_format: str = opened.source
         """The name of the input format."""
@@ -45,7 +45,7 @@ class Events(Iterator["Event"], AbstractContextManager["Events"]):
         self.trace_clock: str = opened.clocks.trace_clock
         """The clock of every `ts_ns`."""
         self._opened = opened
-        self._reading = Reading(opened, path, strict=options.strict, progress=progress)
+        self._reading = Reading(opened, path, strict=options.strict)
         self._account: Account | None = None
         self._events = self._read(assumed)
 

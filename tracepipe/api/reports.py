@@ -18,7 +18,7 @@ from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput, FolderOutput, Report, Result
 
 if TYPE_CHECKING:
-    from tracepipe.recording.reading import Progress
+    from tracepipe.recording.files import Progress
     from tracepipe.store.run import Run
     from tracepipe.store.store import Facts
 

@@ -20,7 +20,7 @@ from tracepipe.dataset.rank_tables import Written, write_rank
 from tracepipe.dataset.shifts import renumber
 from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording import remote
-from tracepipe.recording.reading import Progress
+from tracepipe.recording.files import Progress
 
 ENDINGS: Final = (
     ".jsonl",

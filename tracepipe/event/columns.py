@@ -114,16 +114,14 @@ class SourceBatch:
     """Some thousands of records in file order, on the clocks that they were recorded with, and the problems
     among them. `others` are the records that are not events: warps, losses, clock pairs, the footer.
 
-    `offset_bytes` is how far into the input the batch ends, for progress. `foreign_lines` has the lines, with
-    their numbers, that are not of the format: those of a log or of another format. `printed` has those that a
-    script or the traced program printed, or of another format. `text_bytes` is the length of the text, where
-    it matters.
+    `foreign_lines` has the lines, with their numbers, that are not of the format: those of a log or of
+    another format. `printed` has those that a script or the traced program printed, or of another format.
+    `text_bytes` is the length of the text, where it matters.
     """
 
     events: EventColumns
     others: list[Record | Warps] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    offset_bytes: int = 0
     foreign_lines: list[tuple[int, bytes]] = field(default_factory=list)
     printed: list[tuple[int, bytes]] = field(default_factory=list)
     text_bytes: int = 0

@@ -21,9 +21,9 @@ from tracepipe.event.warps import PlacedWarps, Warps
 from tracepipe.part.choice import THREADS_MAX, Choice, Chosen, Thread
 from tracepipe.part.stretch import Moment, Stretch
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import opened_again
+from tracepipe.recording.files import Progress, opened_again
 from tracepipe.recording.inputs import InputOptions
-from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector
+from tracepipe.recording.reading import OpenRecording, Reading, no_collector
 
 
 def write_part(
@@ -40,7 +40,7 @@ def write_part(
     Raises TracepipeError where the window is empty, and, with `strict`, InputError on the first bad line.
     """
     with no_collector(), opened_again(path) as file:
-        with options.open(file, path) as opened:
+        with options.open(file, path, progress=progress) as opened:
             base_ns, trace_clock = 0, opened.clocks.trace_clock
             if start is None or not start.is_absolute or (end is not None and not end.is_absolute):
                 if (stated_ns := opened.recording.header.start_ns(trace_clock)) is not None:
@@ -56,7 +56,7 @@ def write_part(
             )
             if stretch.start_ns >= stretch.end_ns:
                 raise TracepipeError("The window is empty.", "Give an end after its start.")
-            reading = Reading(opened, path, strict=options.strict, progress=progress)
+            reading = Reading(opened, path, strict=options.strict)
             choice, first = Choice(opened.recording.tables, stretch), 0
             reading.relieve = choice.relieve
             for batch, placed in reading.both():
@@ -68,8 +68,8 @@ def write_part(
             info = TraceInfo(trace_clock, header=_header(opened, stretch))
         writer = EventFileWriter(out, info)
         writer.footer = Footer(end=footer.end, gpus=footer.gpus)  # the rest are sums over all of it
-        with options.open(file, path) as opened:
-            reading = Reading(opened, path, progress=progress)
+        with options.open(file, path, progress=progress) as opened:
+            reading = Reading(opened, path)
             _write_rows(writer, opened, reading, chosen, stretch)
         writer.finish()
     account.counts, account.losses = writer.counts, writer.losses

@@ -542,9 +542,8 @@ class _Trace:
     def _batches(self) -> Iterator[SourceBatch]:
         """Batches with problems while packets are read, and then the events in the order of time."""
         for count, _ in enumerate(self._packets):
-            if count % _STEP_PACKETS == 0:
-                problems = self._problems.pop()
-                yield SourceBatch(no_events(), problems=problems, offset_bytes=self._stream.offset_bytes)
+            if count % _STEP_PACKETS == 0 and (problems := self._problems.pop()):
+                yield SourceBatch(no_events(), problems=problems)
         self._sequences.forget()
         self._tracks.settle()
         ordered = Ordered(self._tracks, self._submissions)

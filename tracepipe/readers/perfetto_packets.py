@@ -227,11 +227,6 @@ class PacketStream:
     def __init__(self, stream: BinaryIO, say: Say) -> None:
         self._from, self._say = _Forward(stream.read), say
 
-    @property
-    def offset_bytes(self) -> int:
-        """How far into the stream the packets so far reach."""
-        return self._from.place
-
     def packets(self) -> Iterator[tuple[int, bytes | LargePacket]]:
         """Each packet, and the byte at which it, or the compressed packet around it, begins. A large one is
         valid until the next one is requested. Raises OutputError.

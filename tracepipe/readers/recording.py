@@ -86,17 +86,15 @@ def is_too_deep(text: bytes, value: object) -> bool:
     return True
 
 
-def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, int, bool]]:
-    """Yield (whole lines, bytes read so far, cut); the last newline is left out.
+def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, bool]]:
+    """Yield (whole lines, cut); the last newline is left out.
 
     `cut` is whether the last line ended with the input, without a newline. A line over the limit is given as
     its first bytes, so that it fails to parse and counts as one line.
     """
-    offset_bytes = 0
     pieces: list[bytes] = []  # of the line that has not ended yet, which are joined once
     held_bytes, skipping = 0, False
     while chunk := stream.read(chunk_bytes):
-        offset_bytes += len(chunk)
         end = chunk.rfind(b"\n")
         if end >= 0:
             start = 0
@@ -104,7 +102,7 @@ def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator
                 start = chunk.find(b"\n")
                 pieces = [pieces[0]]
             view = memoryview(chunk)
-            yield b"".join([*pieces, view[start:end]]), offset_bytes, False
+            yield b"".join([*pieces, view[start:end]]), False
             pieces, held_bytes, skipping = [chunk[end + 1 :]], len(chunk) - end - 1, False
         elif not skipping:
             pieces.append(chunk)
@@ -114,17 +112,17 @@ def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator
             if held_bytes > WARPS_LIMIT_BYTES or _WARPS not in head:
                 pieces, skipping = [head], True
     if rest := b"".join(pieces):
-        yield rest, offset_bytes, True
+        yield rest, True
 
 
 def chunks_of_lines(
     stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[tuple[int, list[bytes], int, bool]]:
-    """Yield (number of the first line, lines, bytes read so far, cut) as `chunks_of_text`."""
+) -> Iterator[tuple[int, list[bytes], bool]]:
+    """Yield (number of the first line, lines, cut) as `chunks_of_text`."""
     first = 1
-    for text, offset_bytes, cut in chunks_of_text(stream, chunk_bytes):
+    for text, cut in chunks_of_text(stream, chunk_bytes):
         lines = text.split(b"\n")
-        yield first, lines, offset_bytes, cut
+        yield first, lines, cut
         first += len(lines)
 
 
@@ -278,9 +276,8 @@ class LineReader:
 
     def batches(self, stream: BinaryIO) -> Iterator[SourceBatch]:
         """A batch for each chunk of lines, and one for the end."""
-        offset_bytes = 0
-        for first, lines, offset_bytes, is_cut in chunks_of_lines(stream, self.chunk_bytes):
-            self.records, self.batch = [], SourceBatch(no_events(), offset_bytes=offset_bytes)
+        for first, lines, is_cut in chunks_of_lines(stream, self.chunk_bytes):
+            self.records, self.batch = [], SourceBatch(no_events())
             if first == 1:
                 lines[0] = lines[0].removeprefix(BOM)
             for self.number, text in enumerate(lines, first):
@@ -289,7 +286,7 @@ class LineReader:
                 except Unusable as e:
                     self.say(e.field, e.message)
             yield self._in_columns()
-        self.records, self.batch = [], SourceBatch(no_events(), offset_bytes=offset_bytes)
+        self.records, self.batch = [], SourceBatch(no_events())
         self.read_end()
         if not self.has_lines:
             self.batch.problems.append(Problem(0, "", self.no_line, skipped=False))

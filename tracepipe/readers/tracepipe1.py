@@ -470,9 +470,9 @@ def read(stream: BinaryIO) -> Recording:
 
     def batches() -> Iterator[SourceBatch]:
         first = 2
-        for text, offset_bytes, cut in chunks_of_text(cast(BinaryIO, Rejoined(rest, stream)), CHUNK_BYTES):
+        for text, cut in chunks_of_text(cast(BinaryIO, Rejoined(rest, stream)), CHUNK_BYTES):
             batch, lines = parser.parse(first, text)
-            batch.offset_bytes, batch.text_bytes = offset_bytes, len(text)
+            batch.text_bytes = len(text)
             if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
                 # Half a line at the very end was left by an interrupted writer.
                 batch.problems[0] = Problem(first, "", "was cut off in the middle of the line")

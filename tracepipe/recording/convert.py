@@ -16,9 +16,10 @@ from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
 from tracepipe.recording.account import Account
+from tracepipe.recording.files import Progress
 from tracepipe.recording.inputs import InputOptions, Inputs, Placed, open_inputs, open_separately
 from tracepipe.recording.outputs import trace_names
-from tracepipe.recording.reading import Progress, Reading, no_collector, open_recording
+from tracepipe.recording.reading import Reading, no_collector, open_recording
 from tracepipe.units import counted
 
 if TYPE_CHECKING:
@@ -156,8 +157,8 @@ def check(
     path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
 ) -> Account:
     """Read a recording without drawing it, and `say` each problem as `path:line: field: message`."""
-    with open_recording(path, source_format) as opened, no_collector():
-        reading = Reading(opened, path, progress=progress)
+    with open_recording(path, source_format, progress=progress) as opened, no_collector():
+        reading = Reading(opened, path)
         for batch in reading.source():
             for problem in batch.problems:
                 say(problem.at(path))

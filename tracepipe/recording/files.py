@@ -18,19 +18,23 @@ from tracepipe.recording import remote
 from tracepipe.recording.compression import DamageError, decompressed
 
 HEAD_BYTES = 1 << 16
+Progress = Callable[[int, int], None]
+"""Called with the bytes read and the bytes in all, 0 where they are not known."""
 
 
 class InputStream:
     """A decompressed input that can look ahead.
 
     Damage in compressed data ends the stream and does not raise, as what came before it is good. `damage`
-    then states what was wrong, and `is_cut` whether only the rest is missing.
+    then states what was wrong, and `is_cut` whether only the rest is missing. `progress` is called as it is
+    read.
     """
 
     def __init__(self, raw: BinaryIO, name: str, *, is_growing: bool = False) -> None:
         self.name, self._raw = name, raw
         self.size_bytes = os.fstat(raw.fileno()).st_size if raw.seekable() else 0
         self.damage, self.is_cut = "", False
+        self.progress: Progress | None = None
         self._ahead = b""
         try:
             magic = raw.peek(4)[:4] if hasattr(raw, "peek") else b""
@@ -70,6 +74,8 @@ class InputStream:
                 pieces.append(piece)
                 left -= len(piece)
             out = b"".join(pieces)
+        if self.progress and out:
+            self.progress(self.position_bytes(), self.size_bytes)
         return out
 
     def position_bytes(self) -> int:

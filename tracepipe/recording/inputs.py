@@ -24,7 +24,8 @@ from tracepipe.event.tables import KEPT_MAX, Tables, new_tables
 from tracepipe.options import STANDARD
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
-from tracepipe.recording.reading import OpenRecording, Progress, Reading, open_recording
+from tracepipe.recording.files import Progress
+from tracepipe.recording.reading import OpenRecording, Reading, open_recording
 from tracepipe.recording.remote import is_url
 from tracepipe.recording.survey import Part, Survey, numbered, surveyed
 from tracepipe.units import duration_text
@@ -83,10 +84,16 @@ class InputOptions:
 
     @contextmanager
     def open(
-        self, path: str, called: str = "", known: Mapping[str, Any] | None = None
+        self,
+        path: str,
+        called: str = "",
+        known: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[OpenRecording]:
         """Open a recording. It may be `called` otherwise in errors. `known` is added to its header."""
-        with open_recording(path, self.source_format, self.assumed, self.undated, called=called) as opened:
+        with open_recording(
+            path, self.source_format, self.assumed, self.undated, called=called, progress=progress
+        ) as opened:
             if known is not None:
                 opened.recording.header = replace(opened.recording.header, **known)
             yield opened
@@ -194,10 +201,10 @@ class _Several:
         """Open one of them, to be read into these tables."""
         path, name = self.paths[at], self.parts[at].source.name
         known = self.options.members[at].header if self.options.members else {}
-        with self.options.open(path, name if known else "", known) as opened:
+        with self.options.open(path, name if known else "", known, self.progress) as opened:
             opened.clocks.anchor(self.placed[at].offset_ns, self.placed[at].drift)
             called, strict = name if self.options.members else path, self.options.strict
-            reading = Reading(opened, called, strict=strict, progress=self.progress)
+            reading = Reading(opened, called, strict=strict)
             stated = "" if self.is_one else name
             renumbered = Renumbered(stated, opened.recording.tables, tables, self.numbers[at])
             # The text that follows the names of processes is "on node1", or "of" a file of the host.
@@ -240,8 +247,8 @@ def open_inputs(
     FormatError, ClockError.
     """
     if len(paths) == 1 and not (options.offsets or options.members):
-        with options.open(paths[0]) as opened:
-            reading = Reading(opened, paths[0], strict=options.strict, progress=progress)
+        with options.open(paths[0], progress=progress) as opened:
+            reading = Reading(opened, paths[0], strict=options.strict)
             header, clock = opened.recording.header, opened.clocks.trace_clock
             start = cast("dict[str, int]", header.start)
             tables = opened.recording.tables

@@ -29,7 +29,7 @@ from tracepipe.event.warps import WarpColumns
 from tracepipe.readers import UNDATED, is_known, naming_others, recognise
 from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import InputStream, open_input
+from tracepipe.recording.files import InputStream, Progress, open_input
 from tracepipe.units import agree, counted
 
 _CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
@@ -50,7 +50,7 @@ class OpenRecording:
 
 def clock_records(stream: BinaryIO) -> Iterator[Record]:
     """The good `clock` records of a stream of JSON Lines, found without looking at the other lines."""
-    for text, _, _ in chunks_of_text(stream):
+    for text, _ in chunks_of_text(stream):
         at = -1
         while (at := text.find(b'"clock"', at + 1)) >= 0:
             end = text.find(b"\n", at)
@@ -97,6 +97,7 @@ def open_recording(
     *,
     is_growing: bool = False,
     called: str = "",
+    progress: Progress | None = None,
 ) -> Iterator[OpenRecording]:
     """Open an input and relate its clocks. Where that needs pairs from the whole file, it is read twice, and
     once more where there are more pairs than are kept.
@@ -104,11 +105,12 @@ def open_recording(
     `source_format` is for inputs whose content does not show their format. `assumed` places clocks that have
     no pairs: clock → ns to add, or the name of a host clock. `undated`, one of `UNDATED`, is what is done
     with lines without a time. A recording that `is_growing` is read once, as it comes: only its times in
-    source time are right. `called` is its name in errors, by default its path. Raises InputError,
-    FormatError, ClockError.
+    source time are right. `called` is its name in errors, by default its path. `progress` is called while it
+    is read. Raises InputError, FormatError, ClockError.
     """
     with ExitStack() as stack:
         stream = stack.enter_context(open_input(path, is_growing=is_growing))
+        stream.progress = progress
         path = called or path
 
         @cache
@@ -187,8 +189,6 @@ def no_collector() -> Iterator[None]:
             gc.enable()
 
 
-Progress = Callable[[int, int], None]
-"""Called with the bytes read and the bytes in all, 0 where they are not known."""
 # Records about the recording itself, which are not counted among its events.
 _NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack", "name", *STALLS)
 
@@ -206,11 +206,10 @@ class Reading:
         path: str,
         *,
         strict: bool = False,
-        progress: Progress | None = None,
     ) -> None:
         self.account = Account(path, opened.source)
         self.footer = Footer()
-        self._opened, self._path, self._strict, self._progress = opened, path, strict, progress
+        self._opened, self._path, self._strict = opened, path, strict
         nothing = np.empty(0, np.int32)
         self.relieve: Callable[[], object] = lambda: opened.recording.tables.keep(nothing, nothing)
         self._after_footer = 0
@@ -258,8 +257,6 @@ class Reading:
             # A reader that puts events in order has none at first.
             if len(batch.events) or batch.problems:
                 yield batch
-            if self._progress and batch.offset_bytes:
-                self._progress(stream.position_bytes(), stream.size_bytes)
         if stream.damage:
             before = "" if stream.is_cut else "the data is damaged from here on: "
             problem = Problem(0, "", before + stream.damage)

@@ -30,8 +30,9 @@ from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
 from tracepipe.event.warps import PlacedWarps, at_once
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.recording.account import Account
+from tracepipe.recording.files import Progress
 from tracepipe.recording.inputs import InputOptions
-from tracepipe.recording.reading import OpenRecording, Progress, Reading, no_collector
+from tracepipe.recording.reading import OpenRecording, Reading, no_collector
 from tracepipe.store.args import ArgsWriter
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.samples import SERIES, sample_values
@@ -499,8 +500,13 @@ def build(folder: Path, path: str, how: InputOptions, progress: Progress | None 
     Raises InputError (with `how.strict`, on the first bad line), FormatError, ClockError, OutputError and
     LibraryMissing.
     """
-    with how.open(path) as opened, no_collector(), Writer(folder) as writer, ArgsWriter(folder) as args:
-        reading = Reading(opened, path, strict=how.strict, progress=progress)
+    with (
+        how.open(path, progress=progress) as opened,
+        no_collector(),
+        Writer(folder) as writer,
+        ArgsWriter(folder) as args,
+    ):
+        reading = Reading(opened, path, strict=how.strict)
         building = _Building(opened, reading, writer, args)
         reading.relieve = building.relieve
         for batch, _ in reading.placed():

@@ -27,7 +27,7 @@ from tracepipe.store.store import Facts, Store, stacks_of
 from tracepipe.store.warps import WarpTable
 
 if TYPE_CHECKING:
-    from tracepipe.recording.reading import Progress
+    from tracepipe.recording.files import Progress
 
     Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
