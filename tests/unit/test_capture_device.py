@@ -9,7 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +48,7 @@ class FakeDevice:
         self.entered: list[Sequence[int]] = []
         self.turns: list[Turn] = []
         self.sees: dict[str, Path] = {}
+        self.channel = SimpleNamespace(processes=lambda: frozenset[int]())
 
     def enter(self, pids: Sequence[int]) -> None:
         self.entered.append(pids)
