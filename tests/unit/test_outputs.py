@@ -7,6 +7,8 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -363,3 +365,24 @@ def test_a_folder_that_was_made_meanwhile_stays(way: str, tmp_path: Path) -> Non
             (target / "a.csv").write_text("theirs")
     assert (target / "a.csv").read_text() == "theirs"
     assert (tmp_path / "tables-2" / "a.csv").read_text() == "ours"
+
+
+def test_a_signal_while_the_file_is_made_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = outputs._begun
+
+    def interrupted(*names: Path, **how: Any) -> int:
+        made = begun(*names, **how)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return made
+
+    monkeypatch.setattr(outputs, "_begun", interrupted)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with pytest.raises(SystemExit), outputs.written_recording(str(tmp_path / "run.jsonl"), force=False):
+            pytest.fail("the signal came before")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

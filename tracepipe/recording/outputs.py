@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -459,8 +460,15 @@ def written_recording(path: str, *, force: bool, notify: Notify = lambda _: None
             yield device
         return
     part = Path(f"{path}.part")
-    fd = _begun(part, target, force=force, notify=notify)
+    # A signal whose handler raises would leave the file if it came before the block that removes it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
+        fd = _begun(part, target, force=force, notify=notify)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         give_to_caller(fd)
         with _closed(path, compressing(os.fdopen(fd, "r+b", buffering=0, closefd=False), path)) as out:
             yield out
