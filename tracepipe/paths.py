@@ -38,15 +38,19 @@ def is_same(path: str | Path, other: str | Path) -> bool:
         return False
 
 
+def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Device, inode, size and time of a file. One of these numbers changes when the content does."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def identity(path: str | Path) -> Identity:
-    """Device, inode, size and time of a file, and of each of `SQLITE_SIDECARS` next to it, None for one that
-    is not there. One of these numbers changes when the content does. Raises OSError.
+    """What identifies a file, and each of `SQLITE_SIDECARS` next to it, None for one that is not there.
+    Raises OSError.
     """
     found: list[tuple[int, int, int, int] | None] = []
     for ending in ("", *SQLITE_SIDECARS):
         try:
-            one = Path(f"{path}{ending}").stat()
-            found.append((one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns))
+            found.append(identity_of(Path(f"{path}{ending}").stat()))
         except FileNotFoundError:
             if not ending:
                 raise

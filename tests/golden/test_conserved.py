@@ -217,6 +217,7 @@ START_NS, DAY_NS = 10**9, 86_400 * 10**9
 near_ns = st.integers(START_NS, START_NS + 30)
 lengths_ns = st.integers(0, 20)
 # Texts of JSON, each with its nanoseconds: None for what is no time.
+TOO_DEEP = '{"a":' * 300 + "1" + "}" * 300
 ODD_TIMES = [
     ("null", None), ("true", None), ("[]", None), ('"x"', None), ("NaN", None), ("1e30", None), ('""', None),
     ("0", 0), ("1e3", 10**6), ("4611686018427386.903", LATEST_NS - 1000), ("4611686018427387.904", None),
@@ -229,7 +230,7 @@ NOT_EVENTS = [
     '{"ph":"X",,}',
     '{"ph":5}',
     '{"ph":"X"}',
-    '{"a":' * 300 + "1" + "}" * 300,
+    TOO_DEEP,
 ]
 
 
@@ -429,7 +430,7 @@ BROKEN = [
     '{"t":""}',
     '{"t":"fork"}',
     "\xff",
-    '{"a":' * 300 + "1" + "}" * 300,
+    TOO_DEEP,
 ]
 
 

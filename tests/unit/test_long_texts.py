@@ -58,18 +58,19 @@ def test_the_end_of_an_object_in_any_text() -> None:
         assert object_end(text, 0, stop) == _end(text, stop), (text, stop)
 
 
-def test_rows_with_long_texts_are_sorted_as_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["work", "of WHERE"])
+def test_rows_with_long_texts_are_sorted_as_others(table: str, tmp_path: Path) -> None:
     rng, path = Random(5), tmp_path / "rows.sqlite"
     rows = [
         (rng.randrange(30), rng.randrange(30), "x" * rng.choice((3, 9_000)) + str(at)) for at in range(200)
     ]
     rows += [("no time" * 900, 1, "y"), (None, 2, "z")]
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute('CREATE TABLE work ("start" INTEGER, "end" INTEGER, "text" TEXT)')
-        db.executemany("INSERT INTO work VALUES (?, ?, ?)", rows)
+        db.execute(f'CREATE TABLE "{table}" ("start" INTEGER, "end" INTEGER, "text" TEXT)')
+        db.executemany(f'INSERT INTO "{table}" VALUES (?, ?, ?)', rows)
     problems: list[Problem] = []
     with path.open("rb") as file, closing(Database(file)) as database:
-        found = [row[1:] for row in database.in_order("work", ("start", "end", "text"), problems)]
+        found = [row[1:] for row in database.in_order(table, ("start", "end", "text"), problems)]
     expected = sorted(rows[:200], key=lambda row: (row[0], -row[1]))
     assert [row[:2] for row in found] == [row[:2] for row in expected]
     assert sorted(found) == sorted(expected)

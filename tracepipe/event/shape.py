@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
 
 if TYPE_CHECKING:
     from tracepipe.event.tables import Tables
+
+
+TEXTS: Final = ("name", "comm", "layer", "domain")
+"""The fields of a shape whose texts a recording may state at any length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import orjson
 
 from tracepipe.event.checks import RecordCheck, long_texts
 from tracepipe.event.columns import NONE, Bools, Events, Int32s, Int64s, Texts, distinct
-from tracepipe.event.model import OTHERS
-from tracepipe.event.shape import Shape, ShapeColumn, shape_of
+from tracepipe.event.model import OTHERS, cut_text
+from tracepipe.event.shape import TEXTS, Shape, ShapeColumn, shape_of
 from tracepipe.event.stacks import Stacks
 from tracepipe.native import library
 from tracepipe.units import counted
@@ -25,7 +25,6 @@ from tracepipe.units import counted
 # At most this many shapes and arguments, and this much of their text, are kept between two batches.
 KEPT_MAX = 1 << 13
 KEPT_BYTES_MAX = 2 << 20
-_TEXTS = ("name", "comm", "layer", "domain")  # those of a shape
 Args = dict[str, Any]
 # A name that is longer than this may be kept several times: for its track, its kernel, an open slice.
 LONG_NAME = 256
@@ -70,12 +69,14 @@ class LongNames:
             self._cut.add(digest)
         return f"{name[:_CUT_NAME]}… ({digest:016x})"
 
+    def cut(self, name: str) -> str:
+        """A name that may be kept, from a text of any length."""
+        return self.shortened(cut_text(name))
+
     def shape(self, shape: Shape) -> Shape:
-        """A shape whose texts may be kept."""
+        """A shape whose texts may be kept. They may have any length before."""
         long: dict[str, Any] = {
-            key: self.shortened(text)
-            for key in _TEXTS
-            if (text := getattr(shape, key)) and len(text) > LONG_NAME
+            key: self.cut(text) for key in TEXTS if (text := getattr(shape, key)) and len(text) > LONG_NAME
         }
         return replace(shape, **long) if long else shape
 
@@ -216,7 +217,7 @@ def packed(value: object) -> bytes:
 
 
 def _text_size(shape: Shape) -> int:
-    return sum(len(getattr(shape, key) or "") for key in _TEXTS)
+    return sum(len(getattr(shape, key) or "") for key in TEXTS)
 
 
 def _new_numbers(kept: Int32s, count: int) -> Int32s:

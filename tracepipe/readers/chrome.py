@@ -49,7 +49,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, BinaryIO, Final, TypeGuard
 
 import numpy as np
@@ -574,8 +573,8 @@ class ChromeEvents:
             # With a global id, the process does not matter.
             is_shared = type(event.get("id2")) is dict and "global" in event["id2"]
             key = [category, None if is_shared else pid, *map(str, id)]
-            if len(text := flow_text(*key)) > _KEY_BYTES_MAX:
-                key = [blake2b(text).hexdigest()]
+            if len(flow_text(*key)) > _KEY_BYTES_MAX:
+                key = [flow_number(*key)]
         stated = {"phase": phase, "key": key, "fields": kind.fields, "launch": kind.launch}
         if (name := event.get("name")) is not None:
             stated["name"] = self._shortened(str(name))
@@ -924,15 +923,13 @@ class _Begin:
     until_ns: int = 0
 
 
-_Name = str | bytes | None
+_Name = str | int | None
 
 
 def _name_of(stated: dict[str, Any]) -> _Name:
-    """The name of a begin or an end, or the digest of a long one; None where it has none."""
+    """The name of a begin or an end, or a number for a long one; None where it has none."""
     name = stated.get("name")
-    if name is None or len(name) <= SHORT_BYTES:
-        return name
-    return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return name if name is None or len(name) <= SHORT_BYTES else flow_number(name)
 
 
 @dataclass(slots=True)

@@ -109,7 +109,7 @@ _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")
 _SCALAR_END = re.compile(rb"[,\]}\s]")
 _NEXT = re.compile(rb"[{\]]")
 # A whole value that is no object, in its place.
-_OTHER = re.compile(rb'(?:"(?:[^"\\]|\\.)*"|\[[^{}\[\]"]*\]|[^\s,{}\[\]"]+)(?=\s*[,\]])', re.DOTALL)
+_OTHER = re.compile(rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"|\[[^{}\[\]"]*\]|[^\s,{}\[\]"]+)(?=\s*[,\]])', re.DOTALL)
 _ENDS = re.compile(rb"[}\s]+")
 _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 # What JSON is made of, with commas that repeat, and bare words and numbers as Python, JavaScript and C write
@@ -425,7 +425,7 @@ class JsonElements(JsonText):
 
 def parsed(text: bytes) -> Any:
     """The value of JSON, or of what other viewers read as JSON too: invalid UTF-8 is replaced, and what is no
-    JSON number or word is text, as `_mended` has it. Raises ValueError.
+    JSON number or word is text, as in `_strict`. Raises ValueError.
     """
     try:
         return orjson.loads(text)
@@ -434,7 +434,7 @@ def parsed(text: bytes) -> Any:
     try:
         value = _loaded(text, _finite)
     except ValueError:
-        value = _loaded(_mended(text), _finite)
+        value = _loaded(_strict(text), _finite)
     return orjson.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
@@ -450,11 +450,11 @@ def _finite(number: str) -> float | str:
     return value if isfinite(value) else number
 
 
-def _mended(text: bytes) -> bytes:
+def _strict(text: bytes) -> bytes:
     """JSON without superfluous commas, in which bare words are values: `None`, `+.5`, and `-nan(ind)` as a
     text. Raises ValueError where a string has no end.
     """
-    mended = bytearray()
+    strict = bytearray()
     last, at = b"", 0
     while (token := _TOKEN.search(text, at)) is not None:
         part, at = token[0], token.end()
@@ -470,9 +470,9 @@ def _mended(text: bytes) -> bytes:
             part = b","
         elif last in (b"[", b",", b":") and part not in (b"{", b"}", b"[", b"]", b":"):
             part = _bare(part)
-        mended += part
+        strict += part
         last = part
-    return bytes(mended)
+    return bytes(strict)
 
 
 def _bare(word: bytes) -> bytes:
@@ -572,5 +572,5 @@ def ns_of(value: object, key: str, event: bytes) -> int | None:
         if float(found[1]) == value:
             return ns_of_text(found[1].decode())
     # The key has an escape, or the number an unusual form.
-    texts = _loaded(_mended(event), str)
+    texts = _loaded(_strict(event), str)
     return ns_of_text(texts[key]) if type(texts.get(key)) is str else None

@@ -186,7 +186,7 @@ class _Names:
         ):
             name, rank = self.strings.get(name_id), priority if type(priority) is int else 0
             if type(whole) is int and name and (whole not in threads or threads[whole][0] <= rank):
-                threads[whole] = rank, self._long_names.shortened(cut_text(name))
+                threads[whole] = rank, self._long_names.cut(name)
         for whole, (_, name) in threads.items():
             if pid := _pid(whole):
                 yield {"type": "name", "pid": pid, "tid": whole & _ID_MASK, "name": name}
@@ -251,11 +251,12 @@ class _Annotations:
                 break
             _, _, kind, whole, domain, category, text, text_id = row
             name = text if type(text) is str else names.strings.get(text_id)
-            if name is not None:
-                name = rows.tables.long_names.shortened(cut_text(name))
-            if name is not None and kind == _DOMAIN:
+            if name is None:
+                continue
+            name = rows.tables.long_names.cut(name)
+            if kind == _DOMAIN:
                 self._domains[_pid(whole), domain] = name
-            elif name is not None:
+            else:
                 self._categories[_pid(whole), domain, category] = name
 
     def add(self, row: Values) -> None:
@@ -271,7 +272,7 @@ class _Annotations:
             self._add(row, "I", name)
         elif kind in _THREAD_NAMES:
             shape = self._shape("thread name", "I", whole, None, comm=known)
-            self._rows.add(start, self._rows.number_of(shape), {"thread": name})
+            self._rows.add(start, self._rows.tables.number_of(shape), {"thread": name})
         elif kind not in _OF_THREADS | _OF_PROCESSES:
             self._unread[self._names.label("ENUM_NSYS_EVENT_TYPE", kind) or "no type"] += 1
         elif kind in _OF_PROCESSES:
@@ -317,7 +318,7 @@ class _Annotations:
         self, row: Values, phase: str, name: str, number: int | None = None, dur_ns: int = 0, **marks: object
     ) -> Shape:
         shape = self._shape(name, phase, row[6], row[9], range=number)
-        self._rows.add(row[0], self._rows.number_of(shape), self._args(row) | marks, dur_ns)
+        self._rows.add(row[0], self._rows.tables.number_of(shape), self._args(row) | marks, dur_ns)
         return shape
 
     def _shape(self, name: str, phase: str, whole: int, domain: object, **fields: Any) -> Shape:

@@ -127,7 +127,7 @@ class GpuStages:
             if tag in (_TWO, _THREE):
                 names = self._queues if tag == _TWO else self._stages
                 if len(names) < _QUEUES_MAX:
-                    names.append(self._long_names.shortened(_text(dict(tagged(value)).get(_ONE, b""))))
+                    names.append(self._long_names.cut(text(dict(tagged(value)).get(_ONE, b""))))
         if _STAGE not in of and _STAGE_IID not in of:
             return
         gpu, dur_ns = signed(of.get(_GPU, 0)), of.get(_DURATION, 0)
@@ -291,7 +291,7 @@ class GpuCounters:
                 spec = dict(tagged(value))
                 key = (*owner, spec.get(1 << 3, 0))
                 if key in self._names or len(self._names) < _COUNTERS_MAX:
-                    name = self._long_names.shortened(_text(spec.get(_TWO, b"")))
+                    name = self._long_names.cut(text(spec.get(_TWO, b"")))
                     self._names[key] = name or f"counter {key[2]}"
 
 

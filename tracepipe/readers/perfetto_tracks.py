@@ -11,10 +11,10 @@ under a thread's        a layer by its name, and those of the tracks between
 under a process's       a thread of that process by the name of the first, a layer by those of the others
 under none              a process by the name of the first, a thread by that of the second, and so on
 
-Processes and threads are told apart by their machine, pid and tid, and by the uuids of their tracks: a new
-uuid for a pid that has one is another process with that pid, and one for a tid is another thread if its name
-is another one. The first has the pid. The others get numbers that the system does not use, and names with the
-pid. Tracks, processors and GPUs belong to their machine.
+A process is identified by its machine, its pid and the uuid of its track: if a pid appears again with a new
+uuid, that is another process. A thread is identified in the same way by its tid, but a new uuid means another
+thread only if the name differs too. The first keeps the number. The others get numbers that the system does
+not use, and names with the pid. Tracks, processors and GPUs belong to their machine.
 
 A counter belongs to its process, with the names of the tracks between. Groups that are not processes or
 threads get numbers that the system does not use.
@@ -136,8 +136,8 @@ _ANCESTORS_MAX: Final = 32
 
 
 Pid = int | str
-"""The number of a process or a thread, or else how it is told apart from others that have the number."""
-# The most machines that are told apart. Their numbers of processors and GPUs are this far apart.
+"""The number of a process or a thread, or a text that identifies a further one with the same number."""
+# The most machines that are distinguished, and the distance between their numbers of processors and of GPUs.
 _MACHINES_MAX: Final = 64
 CPUS_MAX: Final = 1 << 12
 GPUS_MAX: Final = 1 << 10
@@ -291,7 +291,7 @@ class Tracks:
 
     def _kept(self, data: bytes) -> str:
         """A name that is kept."""
-        return self.long_names.shortened(cut_text(text(data)))
+        return self.long_names.cut(text(data))
 
     def _keep(self, uuid: int, made: Descriptor) -> None:
         if uuid not in self._all and len(self._all) >= _TRACKS_MAX:
@@ -496,7 +496,7 @@ class Tracks:
 
     def _place_of(self, uuid: int, chain: list[int]) -> Place:
         pid, tid, names = self._thread_of(uuid, chain)
-        name = self.long_names.shortened(cut_text(" / ".join(names))) or EVENTS
+        name = self.long_names.cut(" / ".join(names)) or EVENTS
         counter = self._of(uuid).counter
         if counter is None:
             return Place(pid, tid, self._own((pid, tid, name), name))
@@ -547,7 +547,7 @@ class Tracks:
         return self._ids.problems()
 
     def _pids(self) -> dict[Pid, None]:
-        """The processes that have a name, or were told apart from others."""
+        """The processes that have a name, or share their pid with another one."""
         others = [of.pid for of in self._all.values() if type(of.pid) is str]
         of_machines = [f"processes of machine {id}" for id, place in self._machines.items() if place]
         return dict.fromkeys([*self._processes, *others, *of_machines])

@@ -151,8 +151,7 @@ class _Trace:
             return
         found = _BLOCK.fullmatch(block.key[0])
         assert found is not None
-        name, sm, number = found[1], int(found[2]), int(found[3])
-        name = self._tables.long_names.shortened(cut_text(name))
+        name, sm, number = self._tables.long_names.cut(found[1]), int(found[2]), int(found[3])
         known = {key: value for key, value in block.args.items() if key != _FREQUENCY}
         launched = orjson.dumps({"name": name, "args": known})
         if name in self._warps_of or len(self._warps_of) < _KERNELS_MAX:

@@ -166,10 +166,10 @@ class _Session:
             f"LEFT JOIN {quoted(other)} AS {name} ON {name}.id = r.{quoted(by)}" for name, other, by in joined
         )
         found = ", ".join(column_of.get(name, "NULL") for name in (*COMMON, *columns))
-        rest = f"FROM {quoted(table)} AS r NOT INDEXED {joins}"
+        source = f"{quoted(table)} AS r NOT INDEXED {joins}"
         order = [(column_of.get("start", "NULL"), ""), (column_of.get("end", "NULL"), "DESC")]
         with_texts = [table, *(other for _, other, _ in joined)]
-        return self._database.dated(with_texts, f"r.rowid, {found}", rest, order, problems)
+        return self._database.dated(with_texts, f"r.rowid, {found}", source, order, problems)
 
 
 def _is_text(value: object) -> bool:
@@ -246,7 +246,7 @@ class _Events:
         nests = not is_mark and self._rows.nests((process, thread), start, start + dur_ns)
         phase = "I" if is_mark else "B" if nests else "X"
         shape = Shape("annotation", name, phase, process, thread, has_dur=phase == "X")
-        self._rows.add(start, self._rows.number_of(shape), args, dur_ns if phase == "X" else 0)
+        self._rows.add(start, self._rows.tables.number_of(shape), args, dur_ns if phase == "X" else 0)
         if nests:
             self._rows.end_later(start + dur_ns, Shape("annotation", name, "E", process, thread))
 
@@ -256,7 +256,7 @@ class _Events:
         layer = ("annotation", None) if kind.startswith("MARKER") else ("hook", kind)
         process, thread = self._session.pid(pid), self._session.tid(tid)
         shape = Shape(layer[0], _message(stated) or self._text(name), "I", process, thread, layer=layer[1])
-        self._rows.add(start, self._rows.number_of(shape), self._args(event))
+        self._rows.add(start, self._rows.tables.number_of(shape), self._args(event))
 
     # Work of GPUs --------------------------------------------------------------------------------------
 
@@ -320,7 +320,7 @@ class _Events:
         process, thread = self._session.pid(pid), self._session.tid(tid)
         gpu = self._session.gpu(agent)
         shape = Shape("memory", effect or self._text(name), "X", process, thread, gpu=gpu, has_dur=True)
-        self._rows.add(start, self._rows.number_of(shape), args, dur_ns)
+        self._rows.add(start, self._rows.tables.number_of(shape), args, dur_ns)
 
     def _text(self, number: object) -> str:
         text = self._session.strings.get(number)

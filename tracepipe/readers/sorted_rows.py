@@ -38,7 +38,7 @@ from tracepipe.event.columns import (
     no_events,
 )
 from tracepipe.event.model import Problem, cut_text
-from tracepipe.event.shape import shape_of
+from tracepipe.event.shape import TEXTS, shape_of
 from tracepipe.event.tables import new_tables, packed
 from tracepipe.native import library
 from tracepipe.native.signatures import SortedColumns
@@ -420,9 +420,6 @@ class Cache(dict[K, V]):
         return value
 
 
-_TEXTS = ("name", "comm", "layer", "domain")
-
-
 class SortedEvents:
     """Keeps events, which come in any order, as rows, and makes columns of the sorted rows. `tables`
     has the shapes and arguments for the numbers of these.
@@ -448,7 +445,7 @@ class SortedEvents:
         """Add an event. `rank` orders events at the same time. `flow` is the number of a flow, for an end of
         one.
         """
-        kept = {key: cut_text(value) if key in _TEXTS else value for key, value in record.items()}
+        kept = {key: cut_text(value) if key in TEXTS else value for key, value in record.items()}
         if dur_ns is not None:
             kept["dur_ns"] = 0
         if launch is not None:

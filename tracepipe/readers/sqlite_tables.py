@@ -10,14 +10,13 @@ import heapq
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, SPECIAL, Row, SourceBatch, event_columns, signed
-from tracepipe.event.model import NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record, cut_text
+from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record, cut_text
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import Warps
@@ -172,18 +171,25 @@ class Database:
             (name, way) for name, _, way in (one.partition(" ") for one in order) if name.lower() in here
         ]
         found = ", ".join(self._columns(table, ("rowid", *columns)))
-        rest = f"FROM {quoted(table)} AS r NOT INDEXED {where}"
-        return self.dated([table], found, rest, [(quoted(name), way) for name, way in words], problems)
+        source = f"{quoted(table)} AS r NOT INDEXED"
+        by = [(quoted(name), way) for name, way in words]
+        return self.dated([table], found, source, by, problems, where)
 
     def dated(
-        self, tables: list[str], found: str, rest: str, order: list[tuple[str, str]], problems: list[Problem]
+        self,
+        tables: list[str],
+        found: str,
+        source: str,
+        order: list[tuple[str, str]],
+        problems: list[Problem],
+        where: str = "",
     ) -> Iterator[Values]:
-        """Rows of the first table, which is called r, joined to others, as `in_order` returns them: `found`
-        and `rest` are the columns and the rest of the statement.
+        """Rows of the first table, which is called r, joined to others, as `in_order` returns them. `found`
+        are the columns, `source` is what stands after FROM, and `where` the condition with its WHERE.
         """
         table = tables[0]
         try:
-            for row in self._sorted(tables, found, rest, order):
+            for row in self._sorted(tables, found, source, order, where):
                 if type(row[1]) is int:
                     yield row
                 else:
@@ -192,15 +198,15 @@ class Database:
             problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
 
     def _sorted(
-        self, tables: list[str], found: str, rest: str, order: list[tuple[str, str]]
+        self, tables: list[str], found: str, source: str, order: list[tuple[str, str]], where: str
     ) -> Iterator[Values]:
         if not any(map(self._has_long_texts, tables)):
             by = ", ".join(f"{name} {way}" for name, way in order)
-            yield from self._connection.execute(f"SELECT {found} {rest} ORDER BY {by}")
+            yield from self._connection.execute(f"SELECT {found} FROM {source} {where} ORDER BY {by}")
             return
         by = ", ".join(f"CASE WHEN typeof({name}) = 'integer' THEN {name} END {way}" for name, way in order)
-        one = f"SELECT {found} {rest} {'AND' if 'WHERE' in rest else 'WHERE'} r.rowid = ?"
-        for number in self._connection.execute(f"SELECT r.rowid {rest} ORDER BY {by}"):
+        one = f"SELECT {found} FROM {source} WHERE r.rowid = ?"
+        for number in self._connection.execute(f"SELECT r.rowid FROM {source} {where} ORDER BY {by}"):
             yield from self._connection.execute(one, number)
 
     def _has_long_texts(self, table: str) -> bool:
@@ -327,17 +333,8 @@ class EventRows:
         number = self._numbers.get(key)
         if number is None:
             shape = make()
-            number = self._numbers.keep(key, self.number_of(shape), len(shape.name))
+            number = self._numbers.keep(key, self.tables.number_of(shape), len(shape.name))
         return number
-
-    def number_of(self, shape: Shape) -> int:
-        """The number of a shape, whose texts are cut to the length that is kept."""
-        long: dict[str, Any] = {
-            name: cut_text(text)
-            for name in ("name", "comm", "layer", "domain")
-            if (text := getattr(shape, name)) and len(text) > NAME_BYTES_MAX // 4
-        }
-        return self.tables.number_of(replace(shape, **long) if long else shape)
 
     def add(self, ts_ns: int, shape: int, args: Args | None = None, dur_ns: int = 0, launch: int = 0) -> None:
         """Add an event, or a problem where its time is impossible."""
@@ -392,7 +389,7 @@ class EventRows:
         while self._ends and self._ends[0][0] <= ts_ns:
             end_ns, _, shape, then = heapq.heappop(self._ends)
             self.table = ""
-            self.add(end_ns, self.number_of(shape))
+            self.add(end_ns, self.tables.number_of(shape))
             if then:
                 then()
 

@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from tracepipe.event.columns import SourceBatch
-from tracepipe.event.model import ID_LIMIT, MASK_LIMIT, TIME_LIMIT_NS, Record, cut_text
+from tracepipe.event.model import ID_LIMIT, MASK_LIMIT, TIME_LIMIT_NS, Record
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
 from tracepipe.readers.ids import LAUNCHES
@@ -199,7 +199,7 @@ class _Session(LineReader):
         for id, name in ((tid, task.get("comm")), (None, task.get("pcomm"))):
             if type(name) is str and (id is not None or key == "task"):
                 if (pid, id) in self._names or len(self._names) < _NAMES_MAX:
-                    self._names[pid, id] = self.tables.long_names.shortened(cut_text(name))
+                    self._names[pid, id] = self.tables.long_names.cut(name)
                 else:
                     self._counted[_NAMES_LEFT_OUT] += 1
         return {"pid": pid} if tid is None else {"pid": pid, "tid": tid}

@@ -264,9 +264,8 @@ class _Space:
         thread: Any = line.id if 0 <= line.id <= ID_LIMIT and line.is_of_host else line.name or str(line.id)
         line.thread = self._ids.thread({"pid": process, "tid": thread}, {})
         if line.is_of_host and "pid" in line.thread and line.name and len(self._names) < _NAMES_MAX:
-            self._names[line.thread["pid"], line.thread["tid"]] = self._sorted.tables.long_names.shortened(
-                cut_text(line.name)
-            )
+            name = self._sorted.tables.long_names.cut(line.name)
+            self._names[line.thread["pid"], line.thread["tid"]] = name
         for place in self._fields(where.start, where.end, f"the line at byte {where.start} of {plane.name}"):
             if (place.number, place.wire_type) == (4, BYTES):
                 try:

@@ -24,7 +24,7 @@ from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
 from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Problem, Record, still_running
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
-from tracepipe.event.tables import KEPT_MAX, LONG_NAME
+from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
 from tracepipe.readers import UNDATED, is_known, naming_others, recognise
 from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
@@ -250,7 +250,7 @@ class Reading:
                 self.note(problem)
             for other in batch.others:
                 named = other if isinstance(other, dict) else other.launched
-                if type(name := named.get("name")) is str and len(name) > LONG_NAME:
+                if type(name := named.get("name")) is str:
                     named["name"] = tables.long_names.shortened(name)
                 if isinstance(other, WarpColumns) and other.ranges:
                     other.ranges = [*map(tables.long_names.shortened, other.ranges)]

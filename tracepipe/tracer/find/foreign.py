@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Protocol
 
+from tracepipe import paths
 from tracepipe.errors import InputError
 
 _FIRST_PIECE_BYTES, _PIECE_BYTES = 1 << 7, 1 << 20
@@ -105,14 +106,10 @@ class ForeignFile:
             now = Path(self.path).stat()
         except OSError:
             return False
-        return _identity(now) == _identity(self.status)
+        return paths.identity_of(now) == paths.identity_of(self.status)
 
     def _changed(self) -> InputError:
         return InputError("it was changed while it was read", "Try again.", path=self.path)
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def found_at(file: Readable, text: bytes, start: int = 0, end: int | None = None) -> int:
