@@ -539,18 +539,25 @@ def test_in_a_pid_namespace_of_its_own(tmp_path: Path, vec_add: str) -> None:
     assert all(event["args"]["by_tid"] < 20 for event in trace.events if event["name"] == "wakeup")
 
 
-def test_children_that_are_waited_for_in_a_pid_namespace(tmp_path: Path) -> None:
-    recording, options = str(tmp_path / "run.jsonl"), "wait_children=True, layers=('syscall',)"
-    capturing = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", CAPTURE]
-    output = subprocess.run(
-        [*capturing, recording, options, "sh", "-c", "setsid sleep 0.3 &"],
-        check=True,
-        capture_output=True,
+@pytest.mark.parametrize("layer", ["syscall", "userspace"])  # of the latter it has no events
+def test_children_that_are_waited_for_in_a_pid_namespace(layer: str, tmp_path: Path) -> None:
+    options, end = f"wait_children=True, layers={(layer,)}", tmp_path / "end"
+    os.mkfifo(end)
+    capturing = [sys.executable, "-c", CAPTURE, str(tmp_path / "run.jsonl"), options]
+    with subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", *capturing, "sh", "-c", f"setsid cat {end} &"],
+        stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": PYTHONPATH},
-    ).stdout
-    assert "sh ended; waiting for 1 process that was started: " in output
+    ) as process:
+        assert process.stdout is not None
+        for printed in process.stdout:
+            if printed.startswith("sh ended; waiting for 1 process that was started: "):
+                break
+        end.write_bytes(b"")
+        output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "exit 0\n")
     assert "running" not in Trace((tmp_path / "run.jsonl").read_text()).footer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -172,7 +172,7 @@ class _Session:
                             break
                 ended_by = ended_by or _failure(store.error)
                 end = instant()
-                running = {str(pid): comm_of(pid) for pid in left if has_process(pid)}
+                running = _names([pid for pid in left if pid < 0 or has_process(pid)])
                 if running:
                     is_told = not (self.request.wait_children or interrupts.count)
                     hint = "; --wait-children records them to their end" if is_told else ""
@@ -310,7 +310,7 @@ class _Session:
                 self._is_waiting = True
                 who = self.request.command[0] if self.request.command else "the processes"
                 waiting = counted(len(running), "process|processes that was|were started")
-                names = named_processes(len(running), {str(pid): comm_of(pid) for pid in running})
+                names = named_processes(len(running), _names(running))
                 self.listeners.notify(
                     f"{who} ended; waiting for {waiting}: {names} (Ctrl-C ends the recording)"
                 )
@@ -325,7 +325,7 @@ class _Session:
         found = self.attachment.processes()
         if self.device is not None:
             found |= self.device.channel.processes()
-        return sorted(pid for pid in found if has_process(pid))
+        return sorted(pid for pid in found if pid < 0 or has_process(pid))
 
     def _say_notes(self, *, is_final: bool = False) -> None:
         """Pass on the notes of the library in the target's processes, as they arrive."""
@@ -380,6 +380,11 @@ class _Session:
             self.interrupts.wait(SHORT_S)
             if self.interrupts.count > before:
                 return
+
+
+def _names(pids: Iterable[int]) -> dict[str, str]:
+    """Processes → their names. "?" is that of one of which only the kernel's id, a negative, is known."""
+    return {str(abs(pid)): comm_of(pid) if pid > 0 else "?" for pid in pids}
 
 
 def _failure(error: Exception | None) -> str:

@@ -264,7 +264,9 @@ class Attachment:
         """From now on the plan's functions begin and end windows, at most this many."""
 
     def processes(self) -> set[int]:
-        """The processes whose events are recorded now, where that is known."""
+        """The processes whose events are recorded now, where that is known. In a pid namespace, of a process
+        that has recorded nothing yet only the kernel's id is known: it stands as a negative number.
+        """
         return set()
 
     def turns(self) -> list[Turn]:

@@ -674,7 +674,7 @@ class ProbeAttachment(Attachment):
         found = self._maps.processes()
         if self._namespace is None:
             return found
-        return {self._ids[pid] for pid in found if pid in self._ids}
+        return {self._ids.get(pid, -pid) for pid in found}
 
     def _mark(self, record: bytes) -> None:
         """Place a record after everything that is in the ring now."""
