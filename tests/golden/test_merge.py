@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import tracepipe.layout.merging
 from tests.golden.merged import anchors_of, converted, written
 from tests.support.cores import cores_here, running
+from tests.support.perfetto_trace import INSTANT, TraceMade
 from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.clocks.common_events import NOTED_NS
@@ -142,6 +143,21 @@ def test_processes_of_two_hosts_without_a_pid_are_two(tmp_path: Path) -> None:
         "process process (pid not recorded) on node1",
         "process process on node2 10000000",
     ]
+
+
+def test_a_recording_of_two_hosts_has_a_range_of_ids_for_each(tmp_path: Path) -> None:
+    trace = TraceMade()
+    trace.snapshot(clock_6=1, clock_3=2, clock_1=3)
+    trace.packet().system_info.machine_name = "node1"
+    for machine in (0, 7):
+        trace.thread(1, 5, 6, "worker")
+        trace.on_machine(machine)
+        trace.event(2_000, INSTANT, "x", machine=machine)
+    (tmp_path / "two.pftrace").write_bytes(trace.bytes)
+    call = event("B", 2_000, "f", pid=5, tid=6), event("E", 2_010, "f", pid=5, tid=6)
+    other = written(tmp_path / "other.jsonl", [WHOLE | {"host": "node3"}, *call])
+    lines, _ = timeline([str(tmp_path / "two.pftrace"), other])
+    assert [line.split()[-1] for line in lines if line.startswith("process")] == ["5", "10000005", "20000005"]
 
 
 def test_a_flow_of_one_file_ends_in_it(tmp_path: Path) -> None:

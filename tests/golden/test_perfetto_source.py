@@ -9,6 +9,7 @@ import pytest
 
 from tests.golden.both import converted
 from tests.golden.cases import FIXTURES, Case, with_sample
+from tests.support.perfetto_trace import BOOTTIME, INSTANT, MONOTONIC, TraceMade
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.store.run import load_run
 
@@ -68,6 +69,43 @@ def test_all_that_was_written_is_read(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", _TAKEN)
 def test_all_that_others_wrote_is_read(name: str, tmp_path: Path) -> None:
     assert_same_facts(Case(FIXTURES / name).input.read_bytes(), tmp_path)
+
+
+def of_machines(case: str) -> TraceMade:
+    """A trace of the host and of machine 7, whose clock is related or not."""
+    trace, clock = TraceMade(), BOOTTIME
+    trace.snapshot(clock_6=100, clock_3=50, clock_1=10**18)
+    if case == "late":
+        trace.event(120_000, INSTANT, "early", track_uuid=0, machine=7, clock=clock)
+    if case == "primary":
+        clock = MONOTONIC
+        trace.snapshot(clock_6=1, clock_3=1, primary=MONOTONIC)
+        trace.on_machine(7)
+    if case == "behind":
+        trace.sync(7, (10_000, 120_000), (30_003, 140_000))
+    elif case == "rounds":  # the last two are too far apart
+        trace.sync(7, (1_000, 900), (1_011, 917), (1_100, 904), (1 << 40, 5))
+    elif case != "unrelated":
+        trace.sync(7, (120_000, 10_000), (140_000, 30_003), clocks=(BOOTTIME, MONOTONIC))
+    if case == "sequences":
+        for machine, own_ns in ((0, 0), (7, 1_000)):
+            trace.snapshot(5, clock_64=own_ns, clock_6=150_000)
+            trace.on_machine(machine)
+            trace.event(10, INSTANT, f"of {machine}", 5, track_uuid=0, machine=machine, clock=64)
+    for name, of in (("clock", clock), ("none", 0), ("other", MONOTONIC)):
+        for machine in (0, 7):
+            trace.event(130_000, INSTANT, f"{name} {machine}", track_uuid=0, machine=machine, clock=of)
+    return trace
+
+
+@pytest.mark.parametrize(
+    "case", ["synchronised", "late", "primary", "behind", "rounds", "sequences", "unrelated"]
+)
+def test_times_of_machines_are_those_of_the_trace_processor(case: str, tmp_path: Path) -> None:
+    trace = of_machines(case)
+    assert_same_facts(trace.bytes, tmp_path)
+    text, _ = converted(tmp_path / "trace.pftrace", "text")
+    assert (b"its clock is not related" in text) == (case in ("late", "unrelated"))
 
 
 def test_a_trace_that_is_packed_is_the_same(tmp_path: Path) -> None:

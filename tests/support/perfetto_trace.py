@@ -29,9 +29,22 @@ class TraceMade:
         """A packet of a sequence; fields that are messages are filled by who asks."""
         return self.trace.packet.add(trusted_packet_sequence_id=sequence, **fields)
 
-    def event(self, ts_ns: int, kind: int, name: str = "", sequence: int = 1, **fields: Any) -> Any:
-        """A TrackEvent, which stands on track 1 unless it says otherwise."""
-        packet = self.packet(sequence, timestamp=ts_ns)
+    def event(
+        self,
+        ts_ns: int,
+        kind: int,
+        name: str = "",
+        sequence: int = 1,
+        *,
+        machine: int = 0,
+        clock: int = 0,
+        **fields: Any,
+    ) -> Any:
+        """A TrackEvent, which stands on track 1 unless it says otherwise, of a machine and on a clock."""
+        of = {"machine_id": machine} if machine else {}
+        packet = self.packet(sequence, timestamp=ts_ns, **of)
+        if clock:
+            packet.timestamp_clock_id = clock
         packet.track_event.MergeFrom(pb.TrackEvent(type=kind, **{"track_uuid": 1, **fields}))
         if name:
             packet.track_event.name = name
@@ -52,6 +65,22 @@ class TraceMade:
     def counter(self, uuid: int, name: str, parent: int = 0, **fields: Any) -> None:
         """The track of a counter."""
         self.track(uuid, name, parent).counter.MergeFrom(pb.CounterDescriptor(**fields))
+
+    def on_machine(self, id: int) -> None:
+        """Make the last packet one of a machine."""
+        self.trace.packet[-1].machine_id = id
+
+    def sync(self, machine: int, *rounds: tuple[int, int], clocks: tuple[int, ...] = (6,)) -> None:
+        """Rounds in which a machine and the host read these clocks: the machine's time, and the host's. Both
+        have the same in each clock but the first, 100 ns and 77 ns less.
+        """
+        sync = self.packet(machine_id=machine).remote_clock_sync
+        for own_ns, host_ns in rounds:
+            of = sync.synced_clocks.add()
+            for clock in clocks:
+                less = clock != clocks[0]
+                of.client_clocks.clocks.add(clock_id=clock, timestamp=own_ns - 100 * less)
+                of.host_clocks.clocks.add(clock_id=clock, timestamp=host_ns - 77 * less)
 
     def snapshot(self, sequence: int = 1, primary: int = 0, **more: Any) -> Any:
         """Clocks that were read at one time: `clock_6=5` of those of all, or a list of `clocks`."""

@@ -368,12 +368,56 @@ def test_machines_have_processes_threads_tracks_and_names_of_their_own() -> None
     found = [
         (one["name"], titles.get((one["pid"], None)), one["tid"]) for one in events(trace) if "tid" in one
     ]
-    other = "pid 5 of machine 1001"
-    assert found == [("on 0", None, 6), ("on 1001", other, 6), ("on 0", None, 6)]
+    other = "pid 5 on machine 1001"
+    assert found == [("on 0", None, 6), ("on 1001", other, 10_000_006), ("on 0", None, 6)]
     loads = [
         (one["args"]["value"], titles.get((one["pid"], None))) for one in events(trace) if "tid" not in one
     ]
     assert loads == [(0, None), (1, other), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({0: "node0", 7: "node7"}, ["a on node0", "b on node7"]),
+        ({7: "node7"}, ["a", "b on node7"]),
+        ({0: "box", 7: "box"}, ["a on box (machine 0)", "b on box (machine 7)"]),
+        ({}, ["a", "b on machine 7"]),
+    ],
+)
+def test_machines_are_the_hosts_of_their_processes(stated: dict[int, str], expected: list[str]) -> None:
+    trace = TraceMade()
+    for machine, name in ((0, "a"), (7, "b")):
+        process = trace.packet(machine_id=machine).track_descriptor
+        process.uuid, process.process.pid, process.process.process_name = 1, 5, name
+        trace.event(9, INSTANT, "x").machine_id = machine
+    trace.event(9, INSTANT, "y", track_uuid=0).machine_id = 7
+    for machine, host in stated.items():
+        system = trace.packet(machine_id=machine).system_info
+        system.machine_name, system.utsname.release, system.utsname.machine = host, f"6.{machine}", "x86_64"
+    header, records, _ = read(trace.bytes)
+    titles = names(trace)
+    assert [
+        titles[5 + of_host, None] for of_host in (0, 10_000_000) if (5 + of_host, None) in titles
+    ] == expected
+    assert header.host == stated.get(0, "") and header.kernel == ("6.0" if 0 in stated else "")
+    host = expected[1].removeprefix("b")
+    (alone,) = [one["pid"] for one in records if one["name"] == "y"]
+    assert titles[alone, None] == f"events without a track{host}"
+    assert titles[10_000_000, None] == f"processes{host}"
+
+
+def test_flows_of_two_machines_with_one_number_are_two() -> None:
+    trace = made()
+    trace.thread()
+    trace.on_machine(7)
+    for at, kind in enumerate((BEGIN, END, BEGIN, END)):
+        for machine in (0, 7):
+            trace.event(at, kind, "x", flow_ids=[9] if kind == BEGIN else []).machine_id = machine
+    ends = [(number, phase) for _, phase, _, number in flows(trace)]
+    (other,) = {number for number, _ in ends} - {9}
+    assert [phase for number, phase in ends if number == 9] == ["s", "t"]
+    assert [phase for number, phase in ends if number == other] == ["s", "t"]
 
 
 def test_machines_beyond_those_that_are_told_apart_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,10 +134,30 @@ def test_machines_have_processors_threads_and_gpus_of_their_own() -> None:
     found = [
         (one["ts_ns"], one["pid"], one["tid"], one["cpu"], one["phase"]) for one in records if "cpu" in one
     ]
-    (other,) = [one["pid"] for one in records if one["name"] == "processes of machine 12"]
-    assert found == [(100, 7, 9, 1, "B"), (150, other, 9, 4097, "B"), (300, 7, 9, 1, "E")]
+    (other,) = [one["pid"] for one in records if one["name"] == "processes on machine 12"]
+    assert found == [(100, 7, 9, 1, "B"), (150, other, 10_000_009, 3, "B"), (300, 7, 9, 1, "E")]
     stages = [(one["gpu"], one["launch"]) for one in records if "gpu" in one]
-    assert [gpu for gpu, _ in stages] == [0, 1024] and stages[0][1] == 3 != stages[1][1]
+    assert [gpu for gpu, _ in stages] == [0, 1] and stages[0][1] == 3 != stages[1][1]
+    assert perfetto.read(io.BytesIO(trace.bytes)).header.gpus == [
+        {"index": 1, "name": "(GPU 0 on machine 12)"}
+    ]
+
+
+def test_who_wakes_whom_and_what_is_lost_are_of_their_machine() -> None:
+    trace = with_thread()
+    switch(bundle(trace, cpu=1), 5, 0, 0, 9)
+    ftrace = bundle(trace, cpu=0)
+    trace.on_machine(12)
+    ftrace.lost_events = True
+    event = ftrace.event.add(timestamp=10, pid=4).sched_waking
+    event.pid, event.target_cpu = 9, 1
+    trace.packet(machine_id=12).ftrace_stats.cpu_stats.add(cpu=1, overrun=2)
+    records, _ = read(trace)
+    (woken,) = [one for one in records if one["type"] == "scheduler" and one["phase"] == "I"]
+    assert (woken["cpu"], woken["tid"], woken["args"]) == (
+        2, 10_000_009, {"by_tid": 10_000_004, "target_cpu": 3},
+    )  # fmt: skip
+    assert [(one["cpu"], one["count"]) for one in records if one["type"] == "loss"] == [(3, 2), (2, 1)]
 
 
 def test_switches_of_one_time_are_in_the_order_of_their_processor() -> None:

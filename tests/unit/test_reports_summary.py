@@ -359,11 +359,12 @@ def test_groups_of_tracks_that_are_not_processes_are_not_listed(load: Load) -> N
     result = run(
         load(
             span(1_100, 1_200, "f", "hook", pid=7, tid=7) | {"layer": "python"},
+            span(1_100, 1_200, "f", "hook", pid=10_000_007, tid=10_000_007) | {"layer": "python"},
             span(1_100, 1_200, "profiler", "hook", pid=2_147_483_647) | {"layer": "Trace"},
             span(1_300, 1_340, "cuInit", pid=2_147_483_646),
         ),
         Options(),
     )
-    assert [row["pid"] for row in result.as_json()["processes"]] == [7, 2_147_483_646]
+    assert [row["pid"] for row in result.as_json()["processes"]] == [7, 10_000_007, 2_147_483_646]
     (note,) = (note for part in result.parts if "Not listed" in (note := getattr(part, "note", "")))
     assert note.endswith("Not listed: 1 group of another tool's tracks that is not a process.")

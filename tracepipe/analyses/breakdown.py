@@ -7,7 +7,8 @@ from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.intervals import Stretches, nothing
-from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
+from tracepipe.event.origins import is_process
+from tracepipe.event.vocabulary import PYTHON_LAYERS, RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Run
 from tracepipe.store.schema import INSTANT
@@ -32,7 +33,7 @@ _LINE_NS = 1 << 62
 def hooked_title(run: Run) -> str:
     """The name of hooked functions: "Python functions" where all those of processes are Python's."""
     layers, pids = run.shapes.column("layer"), run.shapes.column("pid")
-    numbers = distinct(layers[(layers < 0) & (pids != NONE) & (pids <= PIDS_MAX)])
+    numbers = distinct(layers[(layers < 0) & (pids != NONE) & is_process(pids)])
     own = {run.shapes.value("layer", number) for number in numbers.tolist()}
     return "Python functions" if own and own <= PYTHON_LAYERS else HOOKED
 

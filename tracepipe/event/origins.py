@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bytes, Int32s, Ints, TraceBatch, distinct, grown
+from tracepipe.event.columns import Bools, Bytes, Int32s, Ints, TraceBatch, distinct, grown
 from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, HOST_LAYERS, ID_LIMIT, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -22,6 +22,15 @@ IDS_PER_HOST: Final = 10_000_000
 HOSTS_MAX: Final = 100
 MADE_UP: Final = ID_LIMIT // 2
 """Ids that a reader made up, for what has none, are above this."""
+PIDS_MAX: Final = 1 << 22
+"""Linux gives no process a higher pid."""
+
+
+def is_process(pid: int | Ints) -> Bools:
+    """Whether a pid, or which of several, can be one of a system's processes, on any host. Those of other
+    tools' groups of tracks are higher.
+    """
+    return np.less(pid, MADE_UP) & np.less_equal(np.mod(pid, IDS_PER_HOST), PIDS_MAX)
 
 
 def id_on(host: int, id: int, made_up_below: int = 0) -> int:

@@ -33,9 +33,6 @@ OPERATORS: Final = frozenset({"cpu_op", "xla"})
 """Domains of annotations that a framework's profiler makes for its own functions, thousands for each step."""
 RANGES_ON_GPU: Final = "gpu_user_annotation"
 """The layer of the ranges that PyTorch's profiler has on GPUs: for each annotation, where its work ran."""
-PIDS_MAX: Final = 1 << 22
-"""Linux gives no process a higher pid. Other tools' groups of tracks that are not processes have higher
-ids."""
 FIRST_SCREEN: Final = "tracepipe.first_screen"
 """The attribute of a Perfetto trace that names the part to show first."""
 IS_FUNCTION: Final = re.compile(r"(__)?(cu|cuda|hip)[A-Z]").match

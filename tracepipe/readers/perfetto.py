@@ -3,7 +3,7 @@
     TracePacket   8 timestamp  58 timestamp_clock_id  10 sequence  13 sequence_flags
                   42 previous_packet_dropped  6 clock_snapshot  11 track_event  12 interned_data
                   59 trace_packet_defaults  60 track_descriptor  43 process_descriptor
-                  44 thread_descriptor  2 process_tree
+                  44 thread_descriptor  2 process_tree  98 machine_id  45 system_info  107 remote_clock_sync
     TraceStats    1 buffer_stats… {3 chunks_overwritten  18 chunks_discarded  19 trace_writer_packet_loss}
     FtraceStats   1 phase (1 start, 2 end of the trace)  2 cpu_stats… {1 cpu  3 overrun  8 dropped_events}
     GpuRenderStageEvent   1 event_id  2 duration  13 hw_queue_iid  14 stage_iid (3, 4 by number)  11 gpu_id
@@ -17,9 +17,10 @@
                           3 demangled name  4 arch  5 arguments…}  1001 names of arguments
                           47 counter descriptors {2 counter_descriptor}
 
-Packets are read one after the other. Times are put on the trace's clock immediately, as the trace processor
-does. Events are sorted by them in temporary files without names. Packets that are not read are counted by
-their fields. Losses of TraceStats and FtraceStats are counts of a whole trace, of which the last one is used.
+All packets are read before the header is made, as names of machines may be anywhere. Times are put on the
+trace's clock immediately, as the trace processor does. Events are sorted by them in temporary files without
+names. Packets that are not read are counted by their fields. Losses of TraceStats and FtraceStats are counts
+of a whole trace, of which the last one is used.
 GPU stages are kernels, or stages of graphics, on queues: a queue becomes a stream, by its number or else in
 the order of the queues' first stages. The event id of a stage is its launch, which the call that submitted
 it names, and other stages that wait for it.
@@ -76,11 +77,12 @@ from tracepipe.readers.perfetto_sequences import (
     defaults_of,
     numbers,
 )
-from tracepipe.readers.perfetto_tracks import GPUS_MAX, Descriptor, Tracks
+from tracepipe.readers.perfetto_tracks import CPUS_MAX, GPUS_MAX, Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
 from tracepipe.readers.sorted_rows import FLOW as FLOW_RANK
 from tracepipe.readers.sorted_rows import SLICE, SortedEvents, SortedRow, SortedRows, with_others
 from tracepipe.readers.wire_fields import BYTES, FIXED64, WireError, double, signed, tagged, text
+from tracepipe.units import agree
 
 _DURATION, _QUEUE_IID, _STAGE_IID, _GPU, _CONTEXT = 2 << 3, 13 << 3, 14 << 3, 11 << 3, 5 << 3
 _QUEUE, _STAGE, _SUBMISSION = 3 << 3, 4 << 3, 10 << 3
@@ -134,7 +136,7 @@ class GpuStages:
         if not 0 <= gpu < GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS - dur_ns:
             self.counted["stage|stages has|have an impossible GPU or time"] += 1
             return
-        gpu += self._tracks.machine * GPUS_MAX
+        gpu = self._tracks.own_gpu(gpu)
         queue = self._named(of, sequence, _QUEUE_IID, _QUEUE)
         stage = self._named(of, sequence, _STAGE_IID, _STAGE)
         name = self._name(of, sequence) or stage
@@ -151,7 +153,7 @@ class GpuStages:
             if "size" not in args and args.get("bytes", "").isdecimal():
                 args["size"] = int(args.pop("bytes")[:_DIGITS_MAX])
         elif stage == _ANNOTATION:
-            pid = self._tracks.group(f"GPU {gpu}: {_ANNOTATION_LAYER}")
+            pid = self._tracks.group(gpu, _ANNOTATION_LAYER)
             place = {"type": "hook", "layer": _ANNOTATION_LAYER, "pid": pid, "tid": place["stream"]}
         record: dict[str, Any] = {**place, "name": name, "phase": "X", "dur_ns": 0}
         launch_id = 0
@@ -162,7 +164,7 @@ class GpuStages:
             record |= {"launch": 0} if launch_id else {}
         context = sequence.name(GPU_CONTEXTS, of.get(_CONTEXT, 0))
         pid = 0 if context is None else signed(dict(tagged(context)).get(2 << 3, 0))
-        record = {"pid": pid, **record} if 0 < pid <= ID_LIMIT else record
+        record = {"pid": self._tracks.number_of(pid), **record} if 0 < pid <= ID_LIMIT else record
         launch = dict(tagged(of.get(_LAUNCH, b"")))
         for key, tag in (("grid", _ONE), ("block", _TWO)):
             if tag in launch and "gpu" in record:
@@ -270,7 +272,7 @@ class GpuCounters:
         if iid:
             owner = sequence.id, iid
             descriptor = dict(tagged(sequence.name(GPU_COUNTERS, iid) or b"")).get(_TWO, b"")
-        gpu += self._tracks.machine * GPUS_MAX
+        gpu = self._tracks.own_gpu(gpu)
         if descriptor:
             self._describe(descriptor, owner)
         for tag, value in fields:
@@ -312,7 +314,7 @@ class _Losses:
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
         self._buffers: list[dict[int, int]] = []
-        self._ftrace: dict[bool, dict[int, int]] = {}
+        self._ftrace: dict[bool, dict[int, int]] = {False: {}, True: {}}
         """Whether at the start of the trace, and by processor: how many events were lost so far."""
 
     def add(self, from_ns: int, to_ns: int, reason: str, cpu: int | None = None) -> None:
@@ -330,35 +332,32 @@ class _Losses:
             {tag: count for tag in _OF_BUFFERS if (count := of.get(tag, 0))} for of in buffers[:_LISTED_MAX]
         ]
 
-    def note_ftrace_stats(self, data: bytes) -> None:
-        """Note an FtraceStats. Raises WireError."""
+    def note_ftrace_stats(self, data: bytes, tracks: Tracks) -> None:
+        """Note an FtraceStats of the current machine. Raises WireError."""
         fields = tagged(data)
         phase = next((value for tag, value in fields if tag == _PHASE), 0)
-        lost: dict[int, int] = {}
         for tag, value in fields:
-            if tag == _OF_CPU and len(lost) < _LISTED_MAX:
-                of: dict[int, Any] = dict(tagged(value))
-                lost[of.get(_CPU, 0)] = of.get(_OVERRUN, 0) + of.get(_DROPPED_EVENTS, 0)
-        self._ftrace[phase == _AT_START] = lost
+            of: dict[int, Any] = dict(tagged(value)) if tag == _OF_CPU else {}
+            if of and (cpu := of.get(_CPU, 0)) < CPUS_MAX:
+                count = of.get(_OVERRUN, 0) + of.get(_DROPPED_EVENTS, 0)
+                self._ftrace[phase == _AT_START][tracks.own_cpu(cpu)] = count
 
-    def records(self) -> Iterator[Record]:
+    def records(self, tracks: Tracks) -> Iterator[Record]:
         """The losses that have no time."""
         for at, of in enumerate(self._buffers):
             for tag, count in of.items():
                 reason = f"{_OF_BUFFERS[tag]} (buffer {at})"
                 yield {"type": "loss", "count": min(count, COUNT_LIMIT), "reason": reason}
-        for cpu, count in self._ftrace.get(False, {}).items():
-            lost = count - self._ftrace.get(True, {}).get(cpu, 0)
-            if lost > 0 and cpu <= _LISTED_MAX:
+        for cpu, count in self._ftrace[False].items():
+            lost = count - self._ftrace[True].get(cpu, 0)
+            if lost > 0:
                 loss = {"type": "loss", "layer": "scheduler", "count": min(lost, COUNT_LIMIT)}
-                yield loss | {"cpu": cpu, "reason": "ftrace's buffer was full"}
+                yield loss | {"cpu": tracks.cpu(cpu), "reason": "ftrace's buffer was full"}
 
 
-# The first clock snapshot, if there is one, is within this many packets.
-_PACKETS_AHEAD: Final = 1 << 12
-_STEP_PACKETS: Final = 1 << 12
 _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
 _MACHINE: Final = 98 << 3
+_SYSTEM, _SYNC = 45 << 3 | BYTES, 107 << 3 | BYTES
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
 _FTRACE, _STATE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 35, 34))
@@ -370,13 +369,13 @@ _IS_CLEARED, _NEEDS_STATE = 1, 2
 _SILENT: Final = (3, 8, 10, 13, 33, 36, 41, 42, 58, 79, 87, 89, 98, 126)
 _PASSED_OVER: Final = frozenset(
     {field << 3 | wire_type for field in _SILENT for wire_type in range(8)}
-    | {_DEFAULTS, _INTERNED, _SNAPSHOT}
+    | {_DEFAULTS, _INTERNED, _SNAPSHOT, _SYNC}
 )
 _OF_STATE: Final = frozenset({_FLAGS, _CLEARED, _DROPPED, _DEFAULTS, _INTERNED})
 _TITLES: Final = {
     _OTHERS: "of further kinds", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
     37: "profile_packet", 39: "android_log",
-    40: "power_rails", 45: "system_info", 51: "chrome_metadata",
+    40: "power_rails", 51: "chrome_metadata",
     54: "streaming_profile_packet", 62: "vulkan_memory_event", 65: "vulkan_api_event", 66: "perf_sample",
     67: "cpu_info", 68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event",
     73: "memory_tracker_snapshot", 95: "etw_events", 118: "generic_kernel_cpu_freq_event",
@@ -401,13 +400,18 @@ class _Trace:
         self._not_read: Counts[int] = Counts()
         self._losses = _Losses(rows)
         self._scheduling = Scheduling(
-            rows, self._tracks, lambda ns: self._clocks.trace_ns(ns, BOOTTIME), self._events.mark
+            rows,
+            self._tracks,
+            lambda ns: self._clocks.trace_ns(ns, (self._tracks.machine << 32, BOOTTIME)),
+            self._events.mark,
         )
         self._stages = GpuStages(rows, long_names, self._submissions, self._tracks)
         self._counters = GpuCounters(rows, long_names, self._tracks)
         self._last_ns = 0
         self._machine: int | None = None
         """The machine of the last packet."""
+        self._unrelated = Counts[int]()
+        """By the place of a machine: packets with times before its clock is related to the host's."""
         self._of_field: dict[int, Callable[[bytes, int, Sequence], None]] = {
             _EVENT: self._events.add,
             _TRACK: self._track,
@@ -421,19 +425,21 @@ class _Trace:
             _GPU_COUNTER: self._counters.add,
             _TRIGGER: lambda data, ts_ns, sequence: self._events.add_trigger(data, ts_ns),
             _STATS: lambda data, ts_ns, sequence: self._losses.note_stats(data),
-            _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.note_ftrace_stats(data),
+            _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.note_ftrace_stats(data, self._tracks),
+            _SYSTEM: lambda data, ts_ns, sequence: self._tracks.note_system(data),
         }
-        self._packets = self._read()
-        for count, _ in enumerate(self._packets, 1):
-            if self._clocks.start or count >= _PACKETS_AHEAD:
-                break
 
     def recording(self) -> Recording:
-        """The recording. Its header has the clocks of the trace."""
-        clock = self._clocks.name
+        """The recording. Its header has the clocks of the trace, and what is known of its machines."""
+        self._read()
+        self._sequences.forget()
+        self._tracks.settle()
+        host = self._tracks.host_place
+        clock = self._clocks.name(host)
         header = Header(clock=clock, clocks=[clock], engine="Perfetto")
-        if self._clocks.start and clock != "trace":
-            header.start = cast(HostInstant, self._clocks.start)
+        self._tracks.state(header)
+        if clock != "trace":
+            header.start = cast(HostInstant, self._clocks.starts[host])
         return Recording(header, self._batches(), self._sorted.tables)
 
     def _say(self, message: str) -> None:
@@ -441,7 +447,7 @@ class _Trace:
 
     # Packets --------------------------------------------------------------------------------------------
 
-    def _read(self) -> Iterator[None]:
+    def _read(self) -> None:
         """Read all packets, one at a time."""
         for at, data in self._stream.packets():
             try:
@@ -451,7 +457,6 @@ class _Trace:
             if isinstance(data, LargePacket) and data.left_out:
                 words = f"{data.left_out} of its fields do not fit in 1 MiB, and are not read"
                 self._say(f"the packet at byte {at} has {data.size_bytes} bytes: {words}")
-            yield
 
     def _packet(self, fields: list[tuple[int, Any]]) -> None:
         """Read a packet. Raises WireError."""
@@ -468,10 +473,15 @@ class _Trace:
             return
         for part in parts_of(of.get(_SNAPSHOT, ())):
             self._clocks.add_snapshot(part, sequence.id)
+        if self._machine:
+            for part in parts_of(of.get(_SYNC, ())):
+                self._clocks.add_sync(part, sequence.id)
+        clock = of.get(_CLOCK, sequence.defaults.clock)
+        if self._machine and (_FTRACE in of or (clock and _TIME in of)):
+            self._unrelated[self._tracks.machine] += not self._clocks.is_related(self._tracks.machine)
         ts_ns = self._last_ns  # of the packet before, where it has none
         if _TIME in of:
             stated_ns = signed(of[_TIME])
-            clock = of.get(_CLOCK, sequence.defaults.clock)
             placed_ns = self._clocks.trace_ns(stated_ns, clock_of(clock, sequence.id)) if clock else stated_ns
             if placed_ns is None:
                 self._counted["packet|packets is|are on a clock that is not related to the trace's"] += 1
@@ -540,15 +550,10 @@ class _Trace:
     # Batches --------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[SourceBatch]:
-        """Batches with problems while packets are read, and then the events in the order of time."""
-        for count, _ in enumerate(self._packets):
-            if count % _STEP_PACKETS == 0 and (problems := self._problems.pop()):
-                yield SourceBatch(no_events(), problems=problems)
-        self._sequences.forget()
-        self._tracks.settle()
+        """The events in the order of time."""
         ordered = Ordered(self._tracks, self._submissions)
         problems = self._problems.pop()
-        others: list[Any] = [*self._tracks.name_records(), *self._losses.records()]
+        others: list[Any] = [*self._tracks.name_records(), *self._losses.records(self._tracks)]
         for rows in self._sorted.rows.in_order():
             events = ordered.events(rows)
             others += ordered.losses
@@ -565,6 +570,11 @@ class _Trace:
         yield from self._problems.rest("packet|packets cannot be read")
         yield from self._tracks.problems()
         yield from counted_problems(self._counted)
+        for machine, count in self._unrelated.items():
+            words = f"{count} {agree(count, 'packet|packets')}{self._tracks.host(machine)}"
+            words += ": its clock is not related to that of the others, and is taken for the same"
+            if count and self._tracks.are_several:
+                yield Problem(0, "", words, skipped=False)
         for of in (self._scheduling, self._stages, self._counters, ordered.threads, self._events, ordered):
             left_out = {f"{words}: it|they is|are left out": count for words, count in of.counted.items()}
             yield from counted_problems(left_out)

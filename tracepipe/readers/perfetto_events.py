@@ -48,6 +48,7 @@ from tracepipe.readers.perfetto_sequences import (
     STRINGS,
     PerfettoClocks,
     Sequence,
+    clock_of,
     numbers,
 )
 from tracepipe.readers.perfetto_tracks import EVENTS, GLOBAL, Tracks, begun, kernel_name, kind_of
@@ -390,7 +391,7 @@ class TrackEvents:
             elif sequence.time_ns is not None:
                 own_ns = sequence.time_ns = sequence.time_ns + signed(one.get(_TIME_DELTA, 0)) * 1000
             if own_ns is not None:
-                placed_ns = self._clocks.trace_ns(own_ns, MONOTONIC)
+                placed_ns = self._clocks.trace_ns(own_ns, clock_of(MONOTONIC, sequence.id))
                 ts_ns = own_ns if placed_ns is None else placed_ns
         track = one.get(_TRACK, sequence.defaults.track)
         if track is None:
@@ -399,6 +400,8 @@ class TrackEvents:
             track = self._tracks.own(track)
         if _LEGACY in one and not one.get(_TRACK, sequence.defaults.track):
             track = self._stated_by(dict(tagged(one[_LEGACY])), track, sequence)
+        if track == GLOBAL:
+            track = self._tracks.default()
         if one.keys() & _OF_THREADS:
             self.counted["value|values of a thread's time"] += 1
         phase = _PHASES.get(one.get(_TYPE, 0), "")
@@ -488,7 +491,7 @@ class TrackEvents:
         if _LEGACY in one:
             legacy = dict(tagged(one[_LEGACY]))
             if of_direction := _DIRECTIONS.get(legacy.get(_DIRECTION, 0)):
-                flows.append((of_direction, _flow_id(legacy.get(_BIND_ID, 0))))
+                flows.append((of_direction, self._flow_id(legacy.get(_BIND_ID, 0))))
         second = packed(args) if args else b""
         rank, launch = self._rank(track, ts_ns, phase == WHOLE), 0
         if _GPU_STAGES in one and phase in (BEGIN, WHOLE):
@@ -578,7 +581,11 @@ class TrackEvents:
                 found += [(phase, id) for id in numbers(tag, value)]
         if len(found) > _FLOWS_MAX:
             self.counted["flow|flows beyond those that an event can have"] += len(found) - _FLOWS_MAX
-        return [(phase, _flow_id(id)) for phase, id in found[:_FLOWS_MAX]]
+        return [(phase, self._flow_id(id)) for phase, id in found[:_FLOWS_MAX]]
+
+    def _flow_id(self, id: int) -> int:
+        """The number of a flow by its id."""
+        return self._tracks.own_flow(id if id <= FLOW_LIMIT else flow_number("flow", id))
 
     # Counters -------------------------------------------------------------------------------------------
 
@@ -637,7 +644,7 @@ class TrackEvents:
         if letter in _OLD_FLOW_PHASES and self._may_stand(track, ts_ns):
             name = self._name(one, sequence)
             ids = [(tag, of[tag]) for tag in _OLD_IDS if tag in of]
-            number = flow_number("flow", self._category(many, sequence), name, *ids)
+            number = self._tracks.own_flow(flow_number("flow", self._category(many, sequence), name, *ids))
             rank = self._rank(track, ts_ns, False)
             self._add(ts_ns, (_OLD_FLOW_PHASES[letter], track, name, ""), number=number, rank=rank)
             return
@@ -656,11 +663,6 @@ class TrackEvents:
             number = flow_number("asynchronous", category, scope, local, *ids)
             track = self._tracks.asynchronous(number, track, category or scope or "asynchronous")
         self._event(phase, track, ts_ns, one, many, sequence, dur_ns)
-
-
-def _flow_id(id: int) -> int:
-    """The number of a flow by its id."""
-    return id if id <= FLOW_LIMIT else flow_number("flow", id)
 
 
 def _ids(fields: list[tuple[int, Any]], field: int) -> list[int]:
@@ -703,18 +705,27 @@ class Ordered:
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
         """The losses among the rows that were taken."""
-        self._keys = Cache[bytes, _Key | Record]()
+        self._keys = Cache[bytes, tuple[_Key | Record, bytes]]()
+        """What a first text states, and that text with the numbers of processors and GPUs."""
         self._records = Cache[tuple[str, int, str, bool, bool], bytes]()
 
     def events(self, rows: Rows) -> Rows:
         """The rows of events for these rows."""
         made: list[_Row] = []
         for ts_ns, _, dur_ns, number, first, second in rows:
-            key = self._keys.get(first)
-            if key is None:
+            both = self._keys.get(first)
+            if both is None:
                 stated = orjson.loads(first)
-                key = stated if isinstance(stated, dict) else tuple(stated)
-                self._keys.keep(first, key, len(first))
+                if isinstance(stated, dict):
+                    if "gpu" in stated:
+                        stated["gpu"] = self._tracks.gpu(stated["gpu"])
+                    elif stated["type"] == "loss" and "cpu" in stated:
+                        stated["cpu"] = self._tracks.cpu(stated["cpu"])
+                    both = stated, packed(stated)
+                else:
+                    both = tuple(stated), first
+                self._keys.keep(first, both, 2 * len(first))
+            key, first = both
             if isinstance(key, dict):  # a record, which has its thread or stream
                 if key["type"] == "loss":
                     self.losses.append({**key, "ts_ns": ts_ns})

@@ -25,6 +25,7 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, cut_text
+from tracepipe.event.origins import id_on
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP, state_text
 from tracepipe.readers.perfetto_tracks import CPUS_MAX, Tracks
@@ -82,7 +83,7 @@ class Scheduling:
         if cpu >= CPUS_MAX:
             self.counted["bundle|bundles of ftrace has|have an impossible processor"] += 1
             return None
-        cpu += self._tracks.machine * CPUS_MAX
+        cpu = self._tracks.own_cpu(cpu)
         ahead_ns = 0
         if of.get(_FTRACE_CLOCK, 0):
             if _FTRACE_TIME not in of or _BOOT_TIME not in of:
@@ -186,7 +187,7 @@ class Scheduling:
         if not 0 <= cpu < CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
             self.counted["state|states of threads has|have an impossible processor or time"] += 1
             return
-        cpu += self._tracks.machine * CPUS_MAX
+        cpu = self._tracks.own_cpu(cpu)
         self._add(ts_ns, tid, cpu, _STATED, {"state": of.get(4 << 3, 0)}, comm)
 
     # Rows -----------------------------------------------------------------------------------------------
@@ -241,6 +242,11 @@ class ThreadsInOrder:
         machine = cpu // CPUS_MAX
         thread_key = machine, tid
         args: dict[str, Any] | None = None
+        if machine and of["name"] == WAKEUP:
+            args = orjson.loads(second)
+            args["target_cpu"] = self._tracks.cpu(args["target_cpu"] + machine * CPUS_MAX)
+            if args.get("by_tid", 0) > 0:
+                args["by_tid"] = id_on(machine, args["by_tid"])
         if phase == STATE:
             state = orjson.loads(second)["state"]
             if state in (_IS_RUNNING, _IS_RUNNABLE) and thread_key not in self._runs:
@@ -252,7 +258,14 @@ class ThreadsInOrder:
                 return None
             of = {**of, "name": name}
         elif phase == BY_WHO_RUNS:
-            phase, args = "I", {"by_tid": self._on.get(cpu, 0), **orjson.loads(second)}
+            waker = self._on.get(cpu, 0)
+            phase, args = (
+                "I",
+                {
+                    "by_tid": waker and id_on(machine, waker),
+                    **(args or orjson.loads(second)),
+                },
+            )
         elif phase == AGAIN:
             # The thread is on a queue now. sched_waking has shown who woke it.
             if self._is_woken:
@@ -272,10 +285,9 @@ class ThreadsInOrder:
         key = orjson.dumps({**of, "phase": phase})
         record = self._records.get(key)
         if record is None:
-            pid = self._tracks.process_of(machine, tid)
-            thread = {} if pid is None else self._tracks.thread_fields(pid, tid)
             name = of.get("comm") or self._tracks.task(machine, tid)
             comm = {"comm": name} if name else {}
+            thread = {"cpu": self._tracks.cpu(cpu), **self._tracks.scheduled(machine, tid)}
             record = packed({**of, **comm, "phase": phase, **thread})
             self._records.keep(key, record, len(record))
         return record, second

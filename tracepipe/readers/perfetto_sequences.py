@@ -7,6 +7,7 @@ which are related by snapshots.
     TracePacketDefaults   58 timestamp_clock_id  11 track_event_defaults {11 track  31, 45 tracks of counters}
     ClockSnapshot         1 clocks… {1 id  2 timestamp  3 is_incremental  4 unit_multiplier_ns}
                           2 primary_trace_clock
+    RemoteClockSync       1 rounds… {2 ClockSnapshot of the machine  3 that of the host}
 
 A packet whose flags clear the state starts a new state. After a lost packet, packets that need the state
 cannot be used until then.
@@ -15,8 +16,13 @@ A time is put on the trace's clock as the trace processor does it: by the last s
 without drift after that. Clocks 64 to 127 belong to one packet sequence. On an incremental clock, a time is
 added to the one before it. Clocks that are never in the same snapshot are related by way of others.
 
+Each machine has clocks of its own. It sends their readings to the host, which then reads its own, again and
+again. Two such rounds have two estimates of how far the machine's clock is ahead: the middle of two readings
+of one side is compared to the reading of the other side between them. The mean of all is used.
+
 Source: protos/perfetto/trace/interned_data/interned_data.proto, trace_packet_defaults.proto,
-clock_snapshot.proto, protos/perfetto/common/builtin_clock.proto, and what the trace processor of v52 does.
+clock_snapshot.proto, remote_clock_sync.proto, protos/perfetto/common/builtin_clock.proto, and what the trace
+processor of v52 does.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from tracepipe.event.model import TIME_LIMIT_NS
@@ -183,12 +190,16 @@ def numbers(tag: int, value: int | bytes) -> list[int]:
 
 
 Clock = tuple[int, int]
-"""The packet sequence of a clock, 0 for a global clock, and its id."""
+"""The packet sequence of a clock, for a global clock the first of its machine, and its id. The number of a
+sequence has that of its machine above 32 bits."""
 HOST_CLOCKS: Final = {1: "realtime", 3: "monotonic", 6: "boottime"}
-MONOTONIC: Final[Clock] = (0, 3)
-BOOTTIME: Final[Clock] = (0, 6)
+MONOTONIC: Final = 3
+BOOTTIME: Final = 6
 _OF_SEQUENCE: Final = range(64, 128)
-_CLOCKS, _PRIMARY = 1 << 3 | 2, 2 << 3
+_CLOCKS, _PRIMARY = 1 << 3 | BYTES, 2 << 3
+_CLIENT, _HOST = 2 << 3 | BYTES, 3 << 3 | BYTES
+# Readings that are further apart are not of one exchange.
+_ROUND_NS: Final = 30 * 10**9
 _ID, _TIME, _IS_INCREMENTAL, _UNIT = 1 << 3, 2 << 3, 3 << 3, 4 << 3
 _HOPS_MAX: Final = 4
 # The most clocks, clocks of a snapshot, and readings in all. If there are more readings, the later half of
@@ -200,7 +211,7 @@ _READINGS_MAX: Final = 1 << 17
 
 def clock_of(id: int, sequence: int) -> Clock:
     """The clock that an id refers to in a packet of a sequence."""
-    return (sequence if id in _OF_SEQUENCE else 0, id)
+    return (sequence if id in _OF_SEQUENCE else sequence >> 32 << 32, id)
 
 
 @dataclass(slots=True)
@@ -219,27 +230,66 @@ class PerfettoClocks:
     """Reads snapshots, and puts times on the clock of the trace."""
 
     def __init__(self) -> None:
-        self.trace = BOOTTIME
-        self.start: dict[str, int] = {}
-        """The first instant at which several host clocks were read, by their names."""
+        self.starts: dict[int, dict[str, int]] = {}
+        """By machine: the first instant at which several of its clocks were read, by their names."""
         self.left_out = 0
+        self._trace: dict[int, Clock] = {}
+        """By machine: the clock of its times."""
+        self._used: set[int] = set()
+        """The machines whose times have been placed."""
+        self._ahead_ns: dict[Clock, int] = {}
+        """How far the clocks of a machine are ahead of those of the host."""
         self._domains: dict[Clock, _Domain] = {}
         self._paths: dict[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]] | None] = {}
-        self._is_used = False
         self._readings = 0
 
-    @property
-    def name(self) -> str:
-        """The trace's clock: one of the host's, or its own where it is not known to be one."""
-        name = HOST_CLOCKS.get(self.trace[1], "")
-        return name if f"{name}_ns" in self.start else "trace"
+    def name(self, machine: int) -> str:
+        """The clock of a machine's times: one of its host's, or its own where it is not known to be one."""
+        name = HOST_CLOCKS.get(self._trace_of(machine)[1], "")
+        return name if f"{name}_ns" in self.starts.get(machine, {}) else "trace"
+
+    def _trace_of(self, machine: int) -> Clock:
+        return self._trace.get(machine, (machine << 32, BOOTTIME))
+
+    def is_related(self, machine: int) -> bool:
+        """Whether it is known how far a machine's clock is ahead of that of the host."""
+        return self._trace_of(machine) in self._ahead_ns
+
+    def add_sync(self, data: bytes, sequence: int) -> None:
+        """Add a RemoteClockSync. Raises WireError."""
+        rounds: list[dict[int, list[int]]] = []
+        for tag, value in tagged(data):
+            if tag == _CLOCKS:
+                of = dict(tagged(value))
+                read: dict[int, list[int]] = {}
+                for at, side in enumerate((_HOST, _CLIENT)):
+                    for inner, clock in tagged(of.get(side, b"")):
+                        fields = dict(tagged(clock)) if inner == _CLOCKS else {}
+                        if fields and len(read) < _AT_ONCE_MAX:
+                            read.setdefault(fields.get(_ID, 0), [0, 0])[at] = fields.get(_TIME, 0)
+                self.add_snapshot(of.get(_CLIENT, b""), sequence)
+                rounds.append(read)
+        ahead_ns: dict[int, list[int]] = {}
+        for first, second in pairwise(rounds):
+            (_, begin_ns), (_, end_ns) = (one.get(BOOTTIME, (0, 0)) for one in (first, second))
+            if not 0 <= end_ns - begin_ns < _ROUND_NS:
+                continue
+            for id in first.keys() & second.keys():
+                (host_ns, own_ns), (next_host_ns, next_own_ns) = first[id], second[id]
+                if host_ns and own_ns and next_host_ns and next_own_ns:
+                    ahead_ns.setdefault(id, []).append((own_ns + next_own_ns) // 2 - host_ns)
+                    ahead_ns[id].append(next_own_ns - (host_ns + next_host_ns) // 2)
+        for id, estimates in ahead_ns.items():
+            ns = abs(sum(estimates)) // len(estimates)
+            self._ahead_ns[sequence >> 32 << 32, id] = ns if sum(estimates) > 0 else -ns
 
     def add_snapshot(self, data: bytes, sequence: int) -> None:
         """Add a ClockSnapshot. Raises WireError."""
         found: dict[Clock, int] = {}
+        machine = sequence >> 32
         for tag, value in tagged(data):
-            if tag == _PRIMARY and not self._is_used:
-                self.trace = (0, value)
+            if tag == _PRIMARY and machine not in self._used:
+                self._trace[machine] = (machine << 32, value)
             elif tag == _CLOCKS:
                 fields = dict(tagged(value))
                 clock = clock_of(fields.get(_ID, 0), sequence)
@@ -249,17 +299,17 @@ class PerfettoClocks:
                     continue
                 domain = self._domains.setdefault(clock, _Domain())
                 domain.unit_ns = fields.get(_UNIT, 0) or 1
-                domain.is_incremental = bool(fields.get(_IS_INCREMENTAL, 0)) and clock[0] != 0
+                domain.is_incremental = bool(fields.get(_IS_INCREMENTAL, 0)) and clock[1] in _OF_SEQUENCE
                 domain.last_ns = found[clock] = signed(fields.get(_TIME, 0)) * domain.unit_ns
-        if not self.start:
-            host = {f"{name}_ns": found.get((0, id), -1) for id, name in HOST_CLOCKS.items()}
+        if not self.starts.get(machine):
+            host = {f"{name}_ns": found.get((machine << 32, id), -1) for id, name in HOST_CLOCKS.items()}
             shown = {name: ns for name, ns in host.items() if 0 <= ns <= TIME_LIMIT_NS}
             # A single clock may be any: programs without a clock of the host write CLOCK_BOOTTIME.
-            self.start = shown if len(shown) > 1 else {}
-        key = tuple(sorted(found))
-        times = self._domains[self.trace].times.get(key) if self.trace in found else None
+            self.starts[machine] = shown if len(shown) > 1 else {}
+        key, trace = tuple(sorted(found)), self._trace_of(machine)
+        times = self._domains[trace].times.get(key) if trace in found else None
         # The trace's clock may not be before its reading in the last snapshot of the same clocks.
-        if len(found) < 2 or (times and found[self.trace] < times[-1]):
+        if len(found) < 2 or (times and found[trace] < times[-1]):
             return
         known = self._domains[key[0]].times.get(key, [])
         if not known:
@@ -278,9 +328,12 @@ class PerfettoClocks:
 
     def trace_ns(self, value: int, clock: Clock) -> int | None:
         """A packet's time on the trace's clock; None where no snapshots relate it."""
-        self._is_used = True
-        if clock == self.trace:
-            return value
+        machine = clock[0] >> 32
+        self._used.add(machine)
+        trace = self._trace_of(machine)
+        ahead_ns = self._ahead_ns.get(trace, 0)
+        if clock == trace:
+            return value - ahead_ns
         domain = self._domains.get(clock)
         if domain is None:
             return None
@@ -296,15 +349,15 @@ class PerfettoClocks:
             times = self._domains[here].times[key]
             at = max(0, bisect_right(times, ns) - 1)
             ns += self._domains[there].times[key][at] - times[at]
-        return ns
+        return ns - ahead_ns
 
     def _path(self, clock: Clock) -> list[tuple[Clock, Clock, tuple[Clock, ...]]] | None:
-        """The shortest chain of snapshots from a clock to the trace's."""
+        """The shortest chain of snapshots from a clock to that of its machine's times."""
         paths = deque[tuple[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]]]]([(clock, [])])
         visited = {clock}
         while paths:
             here, path = paths.popleft()
-            if here == self.trace:
+            if here == self._trace_of(clock[0] >> 32):
                 return path
             if len(path) >= _HOPS_MAX:
                 continue

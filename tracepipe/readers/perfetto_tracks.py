@@ -14,7 +14,11 @@ under none              a process by the name of the first, a thread by that of 
 A process is identified by its machine, its pid and the uuid of its track: if a pid appears again with a new
 uuid, that is another process. A thread is identified in the same way by its tid, but a new uuid means another
 thread only if the name differs too. The first keeps the number. The others get numbers that the system does
-not use, and names with the pid. Tracks, processors and GPUs belong to their machine.
+not use, and names with the pid. Tracks, flows, processors and GPUs belong to their machine.
+
+Each machine is a host, as in recordings that are merged: ids of processes and threads have a range for each,
+the numbers of processors and GPUs continue from those of the machine before, and names of processes contain
+the machine. Its name is stated by SystemInfo (17 machine_name, 1 utsname {3 release  4 machine}).
 
 A counter belongs to its process, with the names of the tracks between. Groups that are not processes or
 threads get numbers that the system does not use.
@@ -39,7 +43,8 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from tracepipe.event.counters import COUNTERS, SUMMARY
-from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record, cut_text
+from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Header, Problem, Record, cut_text
+from tracepipe.event.origins import IDS_PER_HOST, id_on
 from tracepipe.event.tables import LongNames
 from tracepipe.readers.ids import Ids, flow_number
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
@@ -135,9 +140,24 @@ _THREADS_MAX: Final = 1 << 16
 _ANCESTORS_MAX: Final = 32
 
 
-Pid = int | str
-"""The number of a process or a thread, or a text that identifies a further one with the same number."""
-# The most machines that are distinguished, and the distance between their numbers of processors and of GPUs.
+class Life(NamedTuple):
+    """A process or thread whose id of the system cannot be its number: the place of its machine, its kind
+    (pid or tid) and id, and which one it is of those that had the id.
+    """
+
+    machine: int
+    kind: str
+    id: int
+    nth: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}" + (f", number {self.nth}" if self.nth > 1 else "")
+
+
+Pid = int | Life
+"""The number of a process or a thread, in the range of its machine, or what identifies it otherwise."""
+# The most machines that are distinguished, and the distance between their numbers of processors and of GPUs
+# while packets are read.
 _MACHINES_MAX: Final = 64
 CPUS_MAX: Final = 1 << 12
 GPUS_MAX: Final = 1 << 10
@@ -165,6 +185,7 @@ class Descriptor:
     rank: int = 0
     is_ordered: bool = False
     """Whether its children are ordered by their ranks."""
+    machine: int = 0
 
 
 class Place(NamedTuple):
@@ -199,11 +220,19 @@ class Tracks:
     machine: int = 0
     """The place of the current packet's machine among all machines."""
     _machines: dict[int, int] = field(default_factory=dict)
+    _systems: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    """By the place of a machine: its name, its kernel's release and its architecture."""
+    _cpus: dict[int, int] = field(default_factory=dict)
+    """By the place of a machine: the lowest number above those of its processors."""
+    _gpus: dict[int, int] = field(default_factory=dict)
+    """The numbers of GPUs by those that they have while packets are read."""
+    _hosts: list[str] = field(default_factory=list)
+    """By the place of a machine: the text that follows names of its processes."""
     _all: dict[int, Descriptor] = field(default_factory=dict)
     _processes: dict[Pid, str] = field(default_factory=dict)
-    _lives: dict[tuple[str, Pid, int], tuple[int, int, Pid]] = field(default_factory=dict)
-    """By machine and pid, or process and tid: the uuid of what has the number now, how many had it, and its
-    key."""
+    _lives: dict[tuple[Pid | None, Pid], tuple[int, int, Pid]] = field(default_factory=dict)
+    """By process and tid, without a process by pid: the uuid of what has the number now, how many had it, and
+    its key."""
     _process_of: dict[tuple[int, int], Pid] = field(default_factory=dict)
     """By machine and tid."""
     _threads: dict[tuple[Pid, Pid], str] = field(default_factory=dict)
@@ -216,6 +245,10 @@ class Tracks:
     _names: dict[tuple[int, int | None], Record] = field(default_factory=dict)
     _taken: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _places: dict[int, Place] = field(default_factory=dict)
+    _of_gpus: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """By the number of a group: its GPU, and its name."""
+    _globals: dict[int, int] = field(default_factory=dict)
+    """The machines of the tracks of their events without a track."""
     _is_own: bool = False
     """Whether tracepipe wrote the trace."""
 
@@ -232,23 +265,75 @@ class Tracks:
                 self.left_out += 1
         self.machine = found
 
+    @property
+    def host_place(self) -> int:
+        """The place of the machine whose clock is the trace's."""
+        return self._machines.get(0, 0)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether the trace has packets of several machines."""
+        return len(self._machines) > 1
+
+    def note_system(self, data: bytes) -> None:
+        """Note the SystemInfo of the current machine. Raises WireError."""
+        of = dict(tagged(data))
+        kernel = dict(tagged(of.get(1 << 3 | BYTES, b"")))
+        stated = of.get(17 << 3 | BYTES, b""), *(kernel.get(field << 3 | BYTES, b"") for field in (3, 4))
+        name, release, architecture = map(self._kept, stated)
+        self._systems[self.machine] = name, release, architecture
+
+    def own_cpu(self, cpu: int) -> int:
+        """The number of a processor of the current machine while packets are read."""
+        self._cpus[self.machine] = max(self._cpus.get(self.machine, 0), cpu + 1)
+        return cpu + self.machine * CPUS_MAX
+
+    def cpu(self, own: int) -> int:
+        """The number of a processor, when all packets were read."""
+        machine, cpu = divmod(own, CPUS_MAX)
+        return cpu + sum(self._cpus.get(place, 0) for place in range(machine))
+
+    def own_gpu(self, gpu: int) -> int:
+        """The number of a GPU of the current machine while packets are read."""
+        gpu += self.machine * GPUS_MAX
+        self._gpus[gpu] = gpu
+        return gpu
+
+    def gpu(self, own: int) -> int:
+        """The number of a GPU, when all packets were read."""
+        return self._gpus.get(own, own)
+
     def own(self, uuid: int) -> int:
         """The number of a track of the current machine."""
-        if not self.machine or uuid == GLOBAL:
-            return uuid
-        return -(1 << 60) - flow_number("track", self.machine, uuid)
+        return -(1 << 60) - self.own_flow(uuid, "track") if self.machine and uuid != GLOBAL else uuid
+
+    def default(self) -> int:
+        """The track of the current machine's events that name no track."""
+        if not self.machine:
+            return GLOBAL
+        uuid = -(1 << 32) - self.machine
+        self._globals[uuid] = self.machine
+        return uuid
+
+    def own_flow(self, id: int, kind: str = "flow") -> int:
+        """The number of a flow of the current machine by its id."""
+        return flow_number(kind, self.machine, id) if self.machine else id
+
+    def _own_id(self, kind: str, id: int) -> Pid:
+        """The key of what had a pid or tid of the current machine first."""
+        if not self.machine:
+            return id
+        return id_on(self.machine, id) if 0 <= id < IDS_PER_HOST else Life(self.machine, kind, id)
 
     def _process(self, pid: int, uuid: int | None = None) -> Pid:
         """The process that has a pid on the current machine, whose track has this uuid."""
         if uuid is not None and uuid in self._all and (known := self._all[uuid].pid) is not None:
             return known
-        first = f"pid {pid} of machine {self._machine_id()}" if self.machine else pid
-        return self._life(("pid", self.machine, pid), first, uuid)
+        return self._life((None, self._own_id("pid", pid)), uuid)
 
-    def _life(self, place: tuple[str, Pid, int], first: Pid, uuid: int | None) -> Pid:
-        """The key of what has a pid or tid now, if it is described by this uuid. `first` is the key of what
-        had the number first.
-        """
+    def _life(self, place: tuple[Pid | None, Pid], uuid: int | None) -> Pid:
+        """The key of what has a pid or tid now, if it is described by this uuid."""
+        first = place[1]
         current, count, key = self._lives.get(place, (GLOBAL, 1, first))
         if uuid is None or uuid in (GLOBAL, current):
             return key
@@ -257,18 +342,16 @@ class Tracks:
             return key
         if current != GLOBAL:
             count += 1
-            key = f"{first if type(first) is str else f'{place[0]} {first}'}, number {count}"
+            id = first.id if isinstance(first, Life) else first - self.machine * IDS_PER_HOST
+            key = Life(self.machine, "pid" if place[0] is None else "tid", id, count)
         self._lives[place] = uuid, count, key
         return key
-
-    def _machine_id(self) -> int:
-        return next(id for id, place in self._machines.items() if place == self.machine)
 
     def describe(self, data: bytes) -> int | None:
         """Note a TrackDescriptor. Return the number of the track, if it is a thread's. Raises WireError."""
         of = dict(tagged(data))
         name = next((self._kept(of[tag]) for tag in _NAMES if tag in of), "")
-        made = Descriptor(name, self.own(of.get(_PARENT, 0)))
+        made = Descriptor(name, self.own(of.get(_PARENT, 0)), machine=self.machine)
         uuid = self.own(of.get(_UUID, GLOBAL))
         if _THREAD in of:
             self.describe_thread(of[_THREAD], made, uuid)
@@ -307,11 +390,11 @@ class Tracks:
         if known is not None and known.pid is not None and known.tid is not None:
             pid, key = known.pid, known.tid
         else:
-            pid, tid = self._process(signed(of.get(_PID, 0))), signed(of.get(_TID, 0))
-            place = ("tid", pid, tid)
-            before = self._threads.get((pid, self._life(place, tid, None)), "")
+            pid = self._process(signed(of.get(_PID, 0)))
+            place = (pid, self._own_id("tid", signed(of.get(_TID, 0))))
+            before = self._threads.get((pid, self._life(place, None)), "")
             is_same = place in self._lives and not (made.name and before and made.name != before)
-            key = self._life(place, tid, None if is_same else uuid)
+            key = self._life(place, None if is_same else uuid)
         made.pid, made.tid = pid, key
         self._name_thread(pid, key, made.name)
 
@@ -330,7 +413,7 @@ class Tracks:
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
         """Note the process of a thread, and its name if it has one."""
-        self._name_thread(self._process(pid), tid, name)
+        self._name_thread(self._process(pid), self._own_id("tid", tid), name)
 
     def _name_process(self, pid: Pid, name: str) -> None:
         if name and pid not in self._processes and len(self._processes) >= _THREADS_MAX:
@@ -342,23 +425,26 @@ class Tracks:
         if (pid, tid) not in self._threads and len(self._threads) >= _THREADS_MAX:
             self.left_out += 1
             return
-        if type(tid) is int:
-            self._process_of[self.machine, tid] = pid
+        if not isinstance(tid, Life):
+            self._process_of[self.machine, tid - self.machine * IDS_PER_HOST] = pid
         self._threads[pid, tid] = self.long_names.shortened(name) or self._threads.get((pid, tid), "")
 
     def thread(self, pid: Pid, tid: Pid | None) -> int:
         """The track of a thread, or of a process, whether it has a descriptor or not."""
-        last, owner = (pid, self.machine) if tid is None else (tid, pid)
-        place = ("pid" if tid is None else "tid", owner, last if type(last) is int else 0)
-        described, _, key = self._lives.get(place, (GLOBAL, 1, last))
-        if described != GLOBAL and key == last:
+        place = (None, pid) if tid is None else (pid, tid)
+        described, _, key = self._lives.get(place, (GLOBAL, 1, place[1]))
+        if described != GLOBAL and key == place[1]:
             return described
         # No other track has its number.
         uuid = self._without.get((pid, tid), -1 - len(self._without))
-        self._keep(uuid, Descriptor(pid=pid, tid=tid))
+        self._keep(uuid, Descriptor(pid=pid, tid=tid, machine=self.machine))
         if uuid in self._all:
             self._without[pid, tid] = uuid
         return uuid
+
+    def number_of(self, pid: int) -> int | None:
+        """The number of the process that has a pid on the current machine."""
+        return self._ids.number(self._process(pid))
 
     def thread_on(self, pid: int | None, tid: int | None) -> int:
         """The track of the thread or the process that has these numbers on the current machine. Without a
@@ -366,9 +452,10 @@ class Tracks:
         """
         known = None if tid is None or pid is not None else self._process_of.get((self.machine, tid))
         process = self._process(pid or tid or 0) if known is None else known
-        if tid is not None:
-            self._name_thread(process, tid, "")
-        return self.thread(process, tid)
+        if tid is None:
+            return self.thread(process, None)
+        self._name_thread(process, self._own_id("tid", tid), "")
+        return self.thread(process, self._own_id("tid", tid))
 
     def process_track(self, uuid: int) -> int:
         """The track of the process of a thread's track; the track itself where it is no thread's."""
@@ -380,13 +467,14 @@ class Tracks:
         process = self._process(pid)
         uuid = -(1 << 33) - flow_number("counter", process, name)
         parent = self.thread(process, None)
-        self._keep(uuid, Descriptor(self.long_names.shortened(name), parent, counter=Counter()))
+        name = self.long_names.shortened(name)
+        self._keep(uuid, Descriptor(name, parent, counter=Counter(), machine=self.machine))
         return uuid
 
     def asynchronous(self, number: int, parent: int, name: str) -> int:
         """The track of events with the same kind and id. `number` is above those of threads."""
-        uuid = -(1 << 33) - number
-        self._keep(uuid, Descriptor(self.long_names.shortened(name), parent))
+        uuid = -(1 << 33) - self.own_flow(number, "asynchronous")
+        self._keep(uuid, Descriptor(self.long_names.shortened(name), parent, machine=self.machine))
         return uuid
 
     def counter(self, uuid: int) -> Counter | None:
@@ -406,6 +494,18 @@ class Tracks:
 
     def settle(self) -> None:
         """Decide the places of the used tracks. No descriptors are taken any more."""
+        names = [self._systems.get(place, ("",))[0] for place in range(len(self._machines))]
+        self._hosts = [
+            f" on {name or f'machine {id}'}" + (f" (machine {id})" if name and names.count(name) > 1 else "")
+            if len(names) > 1 and (name or id)
+            else ""
+            for id, name in zip(self._machines, names, strict=True)
+        ]
+        numbers: set[int] = set()
+        for own in sorted(self._gpus):
+            gpu = own % GPUS_MAX
+            self._gpus[own] = max(numbers) + 1 if gpu in numbers else gpu
+            numbers.add(self._gpus[own])
 
         def order(uuid: int) -> tuple[str, int, str]:
             """Rank and name of the topmost ancestor of a track, and of the next one."""
@@ -414,7 +514,8 @@ class Tracks:
             return top.name, second.rank if top.is_ordered else 0, second.name
 
         self._is_own = any(self._path(self._chain(uuid)) == OWN for uuid in self.used)
-        self.unknown = sum(uuid not in self._all and uuid != GLOBAL for uuid in self.used)
+        known = self._all.keys() | self._globals.keys() | {GLOBAL}
+        self.unknown = sum(uuid not in known for uuid in self.used)
         # A number that is given later is lower, and comes before the others.
         for uuid in sorted(self.used, key=order, reverse=True):
             stream = self._stream_of(uuid)
@@ -455,7 +556,9 @@ class Tracks:
     def _of(self, uuid: int) -> Descriptor:
         found = self._all.get(uuid)
         if found is None:
-            return Descriptor("events without a track" if uuid == GLOBAL else f"track {uuid:x}")
+            machine = self._globals.get(uuid, 0)
+            is_global = uuid == GLOBAL or machine > 0
+            return Descriptor("events without a track" if is_global else f"track {uuid:x}", machine=machine)
         return found
 
     def _name(self, uuid: int) -> str:
@@ -475,9 +578,10 @@ class Tracks:
         if root.pid is not None:
             pid = self._ids.thread({"pid": root.pid}, {})["pid"]
         elif is_counter and not below:
-            return self._made_up(("counters",), "counters"), None, [self._name(uuid)]
+            group = "counters" + self.host(root.machine)
+            return self._made_up((group,), group), None, [self._name(uuid)]
         else:
-            pid = self._made_up((chain[-1],), self._name(chain[-1]))
+            pid = self._made_up((chain[-1],), self._name(chain[-1]) + self.host(root.machine))
             below = below or chain[-1:]
         if is_counter:
             return pid, None, [self._name(one) for one in below]
@@ -502,7 +606,8 @@ class Tracks:
             return Place(pid, tid, self._own((pid, tid, name), name))
         if tid is not None:
             root = self._of(chain[-1])
-            name = f"{root.name} {root.tid} {name}".lstrip()
+            id = root.tid - root.machine * IDS_PER_HOST if type(root.tid) is int else root.tid
+            name = f"{root.name} {id} {name}".lstrip()
         if counter.unit:
             name = f"{name} ({counter.unit})"
         return Place(pid, None, EVENTS, self._own((pid, "counter", name), name))
@@ -520,9 +625,24 @@ class Tracks:
         """The numbers of a process and a thread."""
         return self._ids.thread({"pid": pid, "tid": tid}, {})
 
-    def group(self, name: str) -> int:
-        """The number of a group that is shown as a process."""
-        return self._made_up((name,), name)
+    def group(self, gpu: int, name: str) -> int:
+        """The number of a group of a GPU that is shown as a process."""
+        number = self._made_up((gpu, name), name)
+        self._of_gpus[number] = gpu, name
+        return number
+
+    def host(self, machine: int) -> str:
+        """The text that follows the names of processes of a machine."""
+        return self._hosts[machine] if machine < len(self._hosts) else ""
+
+    def state(self, header: Header) -> None:
+        """Add what is known of the machines to a header."""
+        header.host, header.kernel, header.machine = self._systems.get(self.host_place, ("", "", ""))
+        header.gpus = [
+            {"index": number, "name": f"(GPU {own % GPUS_MAX}{host})"}
+            for own, number in sorted(self._gpus.items())
+            if (host := self.host(own // GPUS_MAX))
+        ]
 
     def describe_task(self, data: bytes) -> None:
         """Note the name of a thread whose process is not known: {1 tid  2 name}. Raises WireError."""
@@ -537,35 +657,40 @@ class Tracks:
         """The name of such a thread of a machine; empty where it is not known."""
         return self._tasks.get((machine, tid), "")
 
-    def process_of(self, machine: int, tid: int) -> Pid | None:
-        """The process of a thread of a machine; None where it is not known."""
-        unknown = f"processes of machine {list(self._machines)[machine]}" if machine else None
-        return self._process_of.get((machine, tid), unknown)
+    def scheduled(self, machine: int, tid: int) -> dict[str, int]:
+        """The numbers of a thread of a machine and of its process, if that is known."""
+        process = self._process_of.get((machine, tid), id_on(machine, 0) if machine else None)
+        number = id_on(machine, tid)
+        return {"tid": number} if process is None else self.thread_fields(process, number)
 
     def problems(self) -> Iterator[Problem]:
         """The problems of groups that are shown as processes and threads."""
         return self._ids.problems()
 
-    def _pids(self) -> dict[Pid, None]:
-        """The processes that have a name, or share their pid with another one."""
-        others = [of.pid for of in self._all.values() if type(of.pid) is str]
-        of_machines = [f"processes of machine {id}" for id, place in self._machines.items() if place]
-        return dict.fromkeys([*self._processes, *others, *of_machines])
-
     def name_records(self) -> list[Record]:
         """The names of processes and threads."""
+        for number, (gpu, name) in self._of_gpus.items():
+            name = f"GPU {self.gpu(gpu)}: {name}{self.host(gpu // GPUS_MAX)}"
+            self._names[number, None] = {"type": "name", "pid": number, "name": name}
         records = list(self._names.values())
-        for pid in self._pids():
-            name = self._processes.get(pid, "")
-            number = self._ids.number(pid)
-            if type(pid) is str:
-                name = f"{name} ({pid})" if name else pid
-            if number is not None and name:
-                records.append({"type": "name", "pid": number, "name": name})
+        known = [of.pid for of in self._all.values() if of.pid is not None]
+        known += [pid for pid, _ in self._threads]
+        unknown: list[Pid] = [id_on(machine, 0) for machine in range(1, len(self._machines))]
+        for pid in dict.fromkeys([*self._processes, *known, *unknown]):
+            name = _title(self._processes.get(pid, ""), pid)
+            own = (pid.machine, pid.id) if isinstance(pid, Life) else divmod(max(0, pid), IDS_PER_HOST)
+            if (host := self.host(own[0])) and not name:
+                name = f"pid {own[1]}" if own[1] else "processes"
+            if name and (process := self._ids.number(pid)) is not None:
+                records.append({"type": "name", "pid": process, "name": name + host})
         for (pid, tid), name in self._threads.items():
-            both = self._ids.thread({"pid": pid, "tid": tid}, {})
-            if type(tid) is str:
-                name = f"{name} ({tid})" if name else tid
-            if name:
-                records.append({"type": "name", **both, "name": name})
+            if name := _title(name, tid):
+                records.append({"type": "name", **self.thread_fields(pid, tid), "name": name})
         return records
+
+
+def _title(name: str, id: Pid) -> str:
+    """The name of a process or thread, with what distinguishes it from others with its id."""
+    if not isinstance(id, Life):
+        return name
+    return f"{name} ({id})" if name else str(id)

@@ -8,7 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import PurePath
 from typing import Final
 
@@ -367,6 +367,13 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
             next_launch = max(next_launch, (end // _LAUNCHES_APART + 1) * _LAUNCHES_APART)
     hosts = _names_of_hosts(parts, of_host)
     gpus, titles = _number_gpus(parts, of_host, hosts, names_ranks=names_ranks)
+    # A recording may be of several hosts itself, and has a range of ids for each.
+    ranges = [1] * (max(of_host) + 1)
+    for part, host in zip(parts, of_host, strict=True):
+        ranges[host] = max(ranges[host], max(part.survey.pids, default=0) // IDS_PER_HOST + 1)
+    ranges = ranges if sum(ranges) <= HOSTS_MAX else [1] * len(ranges)
+    first_ranges = list(accumulate(ranges, initial=0))
+    hosts = tuple(name for name, count in zip(hosts, ranges, strict=False) for _ in range(count))
     numbers: list[Numbers] = []
     programs: dict[int, str] = {}
     ranks: dict[int, int] = {}
@@ -374,8 +381,8 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     for part, host, indices in zip(parts, of_host, gpus, strict=True):
         at, launches = captures[part.capture]
         flows, made_up_below = (len(captures), at), at * (IDS_PER_HOST // len(captures))
-        numbers.append(Numbers(host, cpus[host], launches, indices, flows, made_up_below))
-        ids = [id_on(host, pid) for pid in part.survey.pids]
+        numbers.append(Numbers(first_ranges[host], cpus[host], launches, indices, flows, made_up_below))
+        ids = [id_on(first_ranges[host], pid) for pid in part.survey.pids]
         if command := part.source.header.command:
             programs |= dict.fromkeys(ids, PurePath(command[0]).name)
         if names_ranks:

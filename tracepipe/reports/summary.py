@@ -26,7 +26,8 @@ from tracepipe.analyses.memory_traffic import memory_traffic
 from tracepipe.analyses.occupancy import occupancy_table
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
-from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
+from tracepipe.event.origins import is_process
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.options import Option
 from tracepipe.reports.report import COUNT, SHARE, Column, Report, Result, Table
 from tracepipe.store.run import Run
@@ -168,7 +169,7 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     # Processes are in the order of their ids; events without a process come after all of them.
     for number, threads, *cells, _ in sorted(found, key=lambda one: (one[0] == NONE, one[0])):
         pid = run.shapes.value("pid", number)
-        if pid is not None and pid > PIDS_MAX and not any(cells):
+        if pid is not None and not is_process(pid) and not any(cells):
             no_processes += 1
             continue
         rows.append((run.process_name(pid), pid, threads or None, *cells[:-2], cells[-1]))
