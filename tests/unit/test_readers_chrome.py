@@ -588,6 +588,13 @@ def test_a_collective_keeps_its_details() -> None:
     assert record["args"] == {**details, "size": 128}
 
 
+@pytest.mark.parametrize("stream", [-1, 2**64 - 1, "stream 18446744073709551615"])
+def test_streams_with_numbers_below_0_are_streams(stream: object) -> None:
+    (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": 0, "stream": stream}})
+    assert (record["type"], record["stream"]) == ("gpu_kernel", 999_999_999)
+    assert record.get("args", {}) == ({} if isinstance(stream, str) else {"stream": stream})
+
+
 @pytest.mark.parametrize("device", ["²", "9" * 5000])
 def test_a_device_that_is_not_an_index_is_not_a_gpu(device: str) -> None:
     (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": device, "stream": 7}})

@@ -316,6 +316,16 @@ def test_a_stage_is_a_kernel_on_the_queue_that_it_ran_on() -> None:
     assert (three["name"], three["stream"], three["dur_ns"]) == ("Kernel", 0, 0)
 
 
+def test_queues_with_numbers_below_0_are_streams_with_numbers_of_their_own() -> None:
+    trace = TraceMade()
+    data = trace.packet(sequence_flags=CLEARED).interned_data
+    for iid, name in ((1, "Stream 18446744073709551615"), (2**64 - 1, "Stream 18446744073709551608")):
+        data.gpu_specifications.add(iid=iid, name=name)
+    for queue in ({"hw_queue_id": -1}, {"hw_queue_id": 0}, {"hw_queue_iid": 1}, {"hw_queue_iid": 2**64 - 1}):
+        stage(trace, 9, stage_id=1, **queue)
+    assert [one["stream"] for one in good(trace)] == [999_999_999, 0, 999_999_999, 999_999_992]
+
+
 def test_queues_and_stages_have_the_names_of_their_numbers() -> None:
     trace = TraceMade()
     names = trace.packet(timestamp=1).gpu_render_stage_event.specifications

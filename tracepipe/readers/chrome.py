@@ -72,7 +72,7 @@ from tracepipe.event.tables import LongNames, packed
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
 from tracepipe.native import library
-from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text
+from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text, stream_number
 from tracepipe.readers.json_elements import (
     Elements,
     Fault,
@@ -111,7 +111,7 @@ PYTHON: Final = "python"
 """The layer of VizTracer's events: calls of Python and C, and logs of the program."""
 # The categories of its calls and logs. Newer versions write them in lower case when they run a program.
 _OF_VIZTRACER: Final = frozenset({"FEE", "fee", "INSTANT", "instant"})
-_STREAM = re.compile(r"\D*(\d{1,18})")
+_STREAM = re.compile(r"\D*(\d{1,20})")
 _INDEX = re.compile(r"[0-9]{1,10}")
 _COPY = re.compile(r"Memcpy (\w+)")
 _GPU_COUNTERS = re.compile(r"GPU (\d{1,9})\b")
@@ -229,11 +229,12 @@ class Kinds:
         gpu, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
         if type(stream) is str and (found := _STREAM.fullmatch(stream)):
             stream = int(found[1])
+        stream = stream_number(stream) if type(stream) is int else None
         if type(gpu) is str and _INDEX.fullmatch(gpu):
             gpu = int(gpu)
         if type(gpu) is not int or type(stream) is not int:
             return None
-        if not (0 <= gpu <= ID_LIMIT and 0 <= stream < 1 << 62):
+        if not 0 <= gpu <= ID_LIMIT:
             return None
         return gpu, stream
 
@@ -252,6 +253,8 @@ class Kinds:
         fields["gpu"], fields["stream"] = place
         launch = self._launch(args)
         stated = {"device", "stream", "correlation"} if launch is not None else {"device", "stream"}
+        if type(args.get("stream")) is int and args["stream"] != fields["stream"]:
+            stated.discard("stream")
         for key in ("grid", "block"):
             size = args.get(key)
             if type(size) is list and len(size) == 3 and all(map(_is_id, size)):

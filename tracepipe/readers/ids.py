@@ -103,6 +103,17 @@ def flow_number(*parts: object) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & FLOW_LIMIT
 
 
+# Tools give the streams of no program numbers below 0, which some write as numbers of 64 bits without a sign.
+_BELOW_0: Final = 10**9
+
+
+def stream_number(stream: int) -> int | None:
+    """The number of a stream: 999,999,999 for -1, as for 2⁶⁴ - 1. None where there can be no such stream."""
+    stream -= (1 << 64) * (1 << 63 <= stream < 1 << 64)
+    stream += _BELOW_0 * (-_BELOW_0 // 2 <= stream < 0)
+    return stream if 0 <= stream < 1 << 62 else None
+
+
 class RangeNumbers:
     """The numbers of the open ranges of a process and a domain. The lowest free number is used next."""
 

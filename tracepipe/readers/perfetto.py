@@ -51,6 +51,7 @@ from tracepipe.event.model import (
     cut_text,
 )
 from tracepipe.event.tables import LongNames, packed
+from tracepipe.readers.ids import stream_number
 from tracepipe.readers.perfetto_events import (
     COUNTER,
     LAST_FLOW,
@@ -94,7 +95,7 @@ _QUEUES_MAX: Final = 1 << 12
 _EXTRAS_MAX: Final = 256
 _WAITS_MAX: Final = 64
 _DIGITS_MAX: Final = 18
-_NUMBERED_QUEUE = re.compile(r"[Ss]tream 0*(\d{1,9})")
+_NUMBERED_QUEUE = re.compile(r"[Ss]tream 0*(\d{1,20})")
 _RENAMED: Final = {"registers_per_thread": "registers", "shared_mem_config_size": "shared_config_bytes"}
 _SHARED: Final = ("shared_mem_static", "shared_mem_dynamic")
 # Stages of PyTorch that are not kernels.
@@ -222,13 +223,14 @@ class GpuStages:
         return cut_text(sequence.text_of(EVENT_NAMES, of.get(_NAME_IID, 0)) or "")
 
     def _stream(self, gpu: int, queue: str, of: dict[int, Any]) -> int:
-        if _QUEUE_IID not in of and 0 <= signed(of.get(_QUEUE, 0)) <= ID_LIMIT:
-            return signed(of.get(_QUEUE, 0))
+        if _QUEUE_IID not in of and (stated := stream_number(signed(of.get(_QUEUE, 0)))) is not None:
+            return stated
         key = gpu, self._long_names.shortened(queue)
         if key not in self._streams and len(self._streams) < _QUEUES_MAX:
             taken = {number for (other, _), number in self._streams.items() if other == gpu}
             found = _NUMBERED_QUEUE.fullmatch(queue)
-            number = int(found[1]) if found else len(taken)
+            number = stream_number(int(found[1])) if found else None
+            number = len(taken) if number is None else number
             self._streams[key] = next(one for one in itertools.count(number) if one not in taken)
         return self._streams.get(key, 0)
 
