@@ -38,6 +38,7 @@ _AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
 class Source:
     """A recording before it is merged. Its times are put on `clock`, and are from `first_ns` to `end_ns`.
     `clocks` relates its other clocks to that one. `common` are the events that other recordings may have too.
+    `archive` is the file in which it is, if there are others in it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Source:
     clocks: Clocks | None = None
     end_ns: int = 0
     common: CommonEvents = field(default_factory=CommonEvents)
+    archive: str = ""
 
     def ahead_ns(self, clock: str, of: str) -> int | None:
         """The lead of one host clock over another in this recording; None where that is not known."""
@@ -157,7 +159,11 @@ def anchors(sources: Sequence[Source], by_hand: Mapping[int, int]) -> list[Ancho
     first = reference(sources)
     base = sources[first]
     placed = {first: Anchor(0, 0, "its clock is the common one")}
-    found = {at: _anchor(source, base) for at, source in enumerate(sources) if at != first}
+    found = {
+        at: _anchor(source, base) or _of_one_archive(source, base)
+        for at, source in enumerate(sources)
+        if at != first
+    }
     for at, by_ns in by_hand.items():
         alone = placed[first] if at == first else Anchor(0, None, "nothing relates its clock")
         placed[at] = (found.pop(at, None) or alone).shifted(by_ns)
@@ -237,6 +243,13 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
     if one_host:
         return _of_one_host(source, base) or _by_realtime(source, base, one_host=True)
     return _by_realtime(source, base, one_host=one_host)
+
+
+def _of_one_archive(source: Source, base: Source) -> Anchor | None:
+    """The anchor by what Perfetto takes for granted: an archive's traces have their times on one clock."""
+    if not source.archive or source.archive != base.archive or source.clock != base.clock:
+        return None
+    return Anchor(0, None, f"{source.clock} of {source.archive}", "as its writer placed the traces in it")
 
 
 def _of_one_host(source: Source, base: Source) -> Anchor | None:

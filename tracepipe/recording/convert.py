@@ -16,7 +16,7 @@ from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import Progress
+from tracepipe.recording.files import Progress, traces_of
 from tracepipe.recording.inputs import InputOptions, Inputs, Placed, open_inputs, open_separately
 from tracepipe.recording.outputs import trace_names
 from tracepipe.recording.reading import Reading, no_collector, open_recording
@@ -41,7 +41,8 @@ class Conversion:
     """The conversion of one recording, or of several as one. Call `run` with the output stream."""
 
     def __init__(self, path: str | Sequence[str], output: OutputFormat, options: ConversionOptions) -> None:
-        self._paths = [path] if isinstance(path, str) else list(path)
+        given = [path] if isinstance(path, str) else path
+        self._paths = [trace for one in given for trace in traces_of(one)] if output.takes_several else given
         self._output, self._options = output, options
 
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:

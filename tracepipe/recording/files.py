@@ -1,4 +1,4 @@
-"""Opens inputs: paths, URLs and standard input, plain or compressed."""
+"""Opens inputs: paths, URLs and standard input, plain or compressed, and traces in archives."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from tracepipe import paths
 from tracepipe.errors import InputError
 from tracepipe.options import STANDARD
 from tracepipe.recording import remote
 from tracepipe.recording.compression import DamageError, decompressed
+
+if TYPE_CHECKING:
+    from tracepipe.recording.archives import Archive
 
 HEAD_BYTES = 1 << 16
 Progress = Callable[[int, int], None]
@@ -117,11 +120,75 @@ def _filled(copy: BinaryIO, source: BinaryIO | InputStream, path: str) -> Binary
 
 @contextmanager
 def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
-    """Open a path, a URL or `-`. Plain text, gzip and zstd are recognized by content. Raises InputError.
+    """Open a path, a URL or `-`. Plain text, gzip, zstd and archives are recognized by content. Of an
+    archive, the only trace is opened, or the one that the path names: `all.zip/run.pftrace`. Raises
+    InputError.
 
     A pipe and what is at a URL are copied first, so that they can be read twice. A pipe that `is_growing` is
     read once, as it comes.
     """
+    file, name = _in_archive(path)
+    with _opened(file, is_growing=is_growing) as stream:
+        if is_growing or not (name or _is_archive(stream)):
+            yield stream
+            return
+        with _archive(stream, file) as archive, tempfile.TemporaryFile() as copy:
+            name = archive.name_of(name)
+            try:
+                archive.copy(name, cast(BinaryIO, copy))
+                copy.flush()
+                copy.seek(0)
+            except OSError as e:
+                raise remote.not_copied(e, f"{file}/{name}") from e
+            yield InputStream(cast(BinaryIO, copy), f"{file}/{name}")
+
+
+def _is_archive(stream: InputStream) -> bool:
+    head = stream.head()
+    return head.startswith((b"PK\x03\x04", b"PK\x05\x06")) or head.startswith(b"ustar", 257)
+
+
+@contextmanager
+def _archive(stream: InputStream, path: str) -> Iterator[Archive]:
+    from tracepipe.recording.archives import Archive  # here, as few inputs are archives
+
+    if not _is_archive(stream):
+        raise InputError("is not an archive", "Name a file.", path=path)
+    with stream.as_file() as file:
+        if stream.damage:
+            raise InputError(f"cannot be read: {stream.damage}", "Copy or record it again.", path=path)
+        file.seek(0)
+        yield Archive(file, path)
+
+
+def _in_archive(path: str) -> tuple[str, str]:
+    """The file at a path, and the name of a trace in it: a path that goes on behind a file."""
+    if path != STANDARD and not remote.is_url(path) and not paths.is_there(path):
+        for file in Path(path).parents:
+            if paths.is_file(file):
+                return str(file), str(Path(path).relative_to(file))
+    return path, ""
+
+
+def archive_of(path: str) -> str:
+    """The archive in which the trace at a path is, or ""."""
+    file, name = _in_archive(path)
+    return file if name else ""
+
+
+def traces_of(path: str) -> list[str]:
+    """The path of an input, or of each trace in it if it is an archive. Raises InputError."""
+    if not paths.is_file(path):
+        return [path]
+    with _opened(path) as stream:
+        if not _is_archive(stream):
+            return [path]
+        with _archive(stream, path) as archive:
+            return [f"{path}/{name}" for name in archive.traces]
+
+
+@contextmanager
+def _opened(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
     if path == STANDARD:
         if sys.stdin is None:
             raise InputError("is closed", "Name a file, or pipe the recording.", path=path)

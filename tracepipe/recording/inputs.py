@@ -24,7 +24,7 @@ from tracepipe.event.tables import KEPT_MAX, Tables, new_tables
 from tracepipe.options import STANDARD
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import Progress
+from tracepipe.recording.files import Progress, archive_of
 from tracepipe.recording.reading import OpenRecording, Reading, open_recording
 from tracepipe.recording.remote import is_url
 from tracepipe.recording.survey import Part, Survey, numbered, surveyed
@@ -302,6 +302,7 @@ def _part(path: str, name: str, options: InputOptions, known: Mapping[str, Any] 
             clocks,
             survey.end_ns,
             survey.common,
+            archive_of(path),
         )
         part = Part(source, survey, opened.source)
     # A reading leaves reference cycles, which are not collected while recordings are read (`no_collector`).
