@@ -522,6 +522,9 @@ def test_a_launch_and_its_kernel_have_one_id_of_the_rank() -> None:
     }
 
 
+C4, LAUNCH_4 = {"args": {"correlation": 4}}, {"launch": 4}
+
+
 @pytest.mark.parametrize(
     ("event", "type_", "name", "more"),
     [
@@ -529,6 +532,20 @@ def test_a_launch_and_its_kernel_have_one_id_of_the_rank() -> None:
         ({"cat": "cpu_op"}, "annotation", "f", {"domain": "cpu_op"}),
         ({"cat": "python_function"}, "hook", "f", {"layer": "python_function"}),
         ({"cat": "cuda_driver", "name": "cuLaunchKernel"}, "userspace", "cuLaunchKernel", {}),
+        (
+            {"cat": "xpu_runtime", "name": "urEnqueueFill", **C4},
+            "userspace",
+            "urEnqueueFill",
+            LAUNCH_4,
+        ),
+        (
+            {"cat": "xpu_runtime", "name": "urEnqueueEventsWait", **C4},
+            "userspace",
+            "urEnqueueEventsWait",
+            {},
+        ),
+        ({"cat": "mtia_runtime", "name": "runtimeLaunch", **C4}, "userspace", "runtimeLaunch", LAUNCH_4),
+        ({"cat": "privateuse1_driver", "name": "fMemcpy", **C4}, "userspace", "fMemcpy", LAUNCH_4),
         ({"cat": "Kernel", "tid": "stream 7", "pid": 0}, "gpu_kernel", "f", {"gpu": 0, "stream": 7}),
         (
             {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "pid": 0, "tid": 3},
@@ -543,6 +560,26 @@ def test_categories_are_layers(event: dict[str, Any], type_: str, name: str, mor
     (record,) = kineto(EVENT | event)
     assert (record["type"], record["name"]) == (type_, name)
     assert {key: record.get(key) for key in more} == more
+
+
+@pytest.mark.parametrize("gpu_is_last", [True, False])
+def test_the_names_of_a_gpu_are_not_those_of_the_process_with_its_number(gpu_is_last: bool) -> None:
+    """The process of a container may be process 1, as is the row of GPU 1."""
+
+    def names(label: str, order: int, thread: str) -> list[dict[str, Any]]:
+        of = {"process_name": {"name": "python"}, "process_labels": {"labels": label}}
+        of |= {"process_sort_index": {"sort_index": order}, "thread_name": {"name": thread}}
+        return [{"ph": "M", "name": name, "pid": 1, "tid": 7, "args": args} for name, args in of.items()]
+
+    stated = [names("CPU", 1, "thread 7 (pt_autograd_0)"), names("GPU 1", 5_000_001, "stream 7 ")]
+    stated = stated if gpu_is_last else stated[::-1]
+    other = {"ph": "M", "name": "process_sort_index", "pid": 2, "args": {"sort_index": 1}}
+    events = [*stated[0], *stated[1], other]
+    records, _ = read({"schemaVersion": 1, "traceEvents": [*events, {**EVENT, "cat": "cpu_op", "pid": 1}]})
+    named = [record for record in records if record["type"] == "name"]
+    found = {(one["pid"], one.get("tid")): (one.get("name"), one.get("order")) for one in named}
+    thread = ("thread 7 (pt_autograd_0)", None)
+    assert found == {(1, None): ("python", 0), (1, 7): thread, (2, None): (None, 0)}
 
 
 def test_a_thread_that_pytorch_does_not_know_is_not_on_gpu_0() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import Load, event, loader, span
-from tracepipe.analyses.gpu_work import communicates
+from tracepipe.analyses.gpu_work import COMMUNICATION, COMPUTE, COPIES, purpose_of
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import memory
@@ -226,16 +226,21 @@ def test_without_a_gpu_none_is_mentioned(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_one"),
+    ("name", "purpose"),
     [
-        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", True),
-        ("ncclDevKernel_Broadcast_RING_LL", True),
-        ("void vllm::cross_device_reduce_1stage<float, 2>(vllm::RankData*)", True),
-        ("two_shot_all_reduce_kernel", True),
-        ("void deep_ep::internode::dispatch<false>(int4*)", True),
-        ("void at::native::reduce_kernel<512, 1, all_reduce>(int)", False),
-        ("void cutlass::Kernel<cutlass_80_tensorop>(int)", False),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", COMMUNICATION),
+        ("ncclDevKernel_Broadcast_RING_LL", COMMUNICATION),
+        ("void vllm::cross_device_reduce_1stage<float, 2>(vllm::RankData*)", COMMUNICATION),
+        ("two_shot_all_reduce_kernel", COMMUNICATION),
+        ("void deep_ep::internode::dispatch<false>(int4*)", COMMUNICATION),
+        ("_Z24ncclDevKernel_Generic_4K24ncclDevKernelArgsStorage.kd", COMMUNICATION),
+        ("void at::native::reduce_kernel<512, 1, all_reduce>(int)", COMPUTE),
+        ("void cutlass::Kernel<cutlass_80_tensorop>(int)", COMPUTE),
+        ("_ZN2at6native13reduce_kernelILi512ELi1EEEvi", COMPUTE),
+        ("__amd_rocclr_copyBufferAligned.kd", COPIES),
+        ("__amd_rocclr_fillBufferAligned", COPIES),
+        ("__amd_rocclr_streamOpsWait", COMPUTE),
     ],
 )
-def test_kernels_of_communication_are_known_by_name(name: str, is_one: bool) -> None:
-    assert communicates(short_kernel_name(name)) is is_one
+def test_the_purpose_of_a_kernel_is_known_by_its_name(name: str, purpose: int) -> None:
+    assert purpose_of(short_kernel_name(name)) == purpose

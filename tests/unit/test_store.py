@@ -550,3 +550,36 @@ def test_a_call_that_is_open_at_the_end_is_closed_where_others_overlap_it(load: 
     unclosed = run.calls.filter("kind = 'unclosed'").select("name", "end_ns").fetchall()
     assert sorted(unclosed) == [("beside", 1_300), ("f1", 1_300), ("f3", 1_300), ("inside", 1_300)]
     assert run.facts.outcomes.unclosed == 4
+
+
+LONG = "1 kernel or copy lasts while later ones of its stream begin and end (2 of them); it has 99.9%"
+
+
+@pytest.mark.parametrize(
+    ("long", "later", "note"),
+    [
+        # End, launch and more fields of the first work; begins, ends and launches of the next on its stream.
+        ((40_000, 1, {}), [(1_100, 1_120, 2), (1_130, 1_150, 3)], LONG),
+        ((40_000, None, {}), [(1_100, 1_120, None), (1_130, 1_150, None)], LONG),
+        ((40_000, 1, {"layer": "transfer", "name": "HtoD"}), [(1_100, 1_120, 2), (1_130, 1_150, 3)], LONG),
+        # Programmatic dependent launch: kernels begin early, one of them even ends early.
+        ((1_110, 1, {}), [(1_100, 1_140, 2), (1_130, 1_200, 3), (1_150, 1_170, 4)], ""),
+        # The branches of a graph; another stream, process, or one that is not known.
+        ((40_000, 1, {}), [(1_100, 1_120, 1), (1_130, 1_150, 1)], ""),
+        ((40_000, 1, {"stream": 8}), [(1_100, 1_120, 2), (1_130, 1_150, 3)], ""),
+        ((40_000, 1, {"pid": 2}), [(1_100, 1_120, 2), (1_130, 1_150, 3)], ""),
+        ((40_000, 1, {"stream": None}), [(1_100, 1_120, 2), (1_130, 1_150, 3)], ""),
+    ],
+)
+def test_work_that_lasts_longer_than_its_stream_allows_is_reported(
+    load: Load, long: tuple[int, int | None, Row], later: list[tuple[int, int, int | None]], note: str
+) -> None:
+    end_ns, launch, more = long
+    of = {"gpu": 0, "stream": None if "stream" in more and more["stream"] is None else 7}
+    all_of = [(1_000, end_ns, launch, of | more), *((begin, end, number, of) for begin, end, number in later)]
+    records = []
+    for begin_ns, end_ns, number, fields in all_of:
+        stated = {"name": "k", "layer": "gpu_kernel", "launch": number} | fields
+        records.append(span(begin_ns, end_ns, **{key: one for key, one in stated.items() if one is not None}))
+    found = [one.removeprefix("impossible: ") for one in load(*records).facts.notes if "impossible" in one]
+    assert [one.startswith(note) for one in found] == [True] * bool(note)

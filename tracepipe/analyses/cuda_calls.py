@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 # Launches, without cuLaunchHostFunc and similar ones, which run on the host.
 LAUNCH = re.compile(
     r"(__)?(cu(da)?|hip(Ext|Module|ExtModule)?)(Launch(Cooperative)?Kernel(MultiDevice|Ex|ExC)?|LaunchGrid(Async)?|Launch|GraphLaunch)"
-    r"(_v\d+)?(_ptsz|_ptds)?"
+    r"(_v\d+)?(_ptsz|_ptds)?|urEnqueue(Cooperative)?KernelLaunch\w*|zeCommandListAppendLaunch(Cooperative)?Kernel"
 )
 
 

@@ -278,12 +278,15 @@ COMPUTE, COMMUNICATION, COPIES = range(3)
 PURPOSES: Final = ("compute", "communication", "copies")
 """Their names."""
 # Kernels of NCCL and RCCL, MSCCL, NVSHMEM and DeepEP, and those of frameworks that replace them. The template
-# arguments of a name are not searched.
+# arguments of a name are not searched. In a mangled name, digits are before each part.
 _COMMUNICATES = re.compile(
-    r"(^|[: ])((ms|n)ccl\w*Kernel|nvshmem|deep_ep::|cross_device_reduce|"
+    r"(^|[: ]|^_Z\w*?\d)((ms|n)ccl\w*Kernel|nvshmem|deep_ep::|cross_device_reduce|"
     r"\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all))",
     re.IGNORECASE,
 )
+
+
+_AMD_COPIES: Final = ("__amd_rocclr_copy", "__amd_rocclr_fill")
 
 
 class Spent(NamedTuple):
@@ -379,10 +382,15 @@ def communicates(name: str) -> bool:
     return _COMMUNICATES.search(name.partition("<")[0]) is not None
 
 
+def purpose_of(name: str) -> int:
+    """The purpose of a kernel with that short name. AMD's runtime copies and fills memory with kernels."""
+    return COPIES if name.startswith(_AMD_COPIES) else COMMUNICATION if communicates(name) else COMPUTE
+
+
 def kinds_of(run: Run, work: Work) -> Ints:
     """The purpose of each row of work, shape `(rows,)`."""
-    of_shape, answers = values_by_names(run, "gpu_kernel", communicates)
-    shapes: Bools = np.array(answers, np.bool_)[of_shape]
+    of_shape, purposes = values_by_names(run, "gpu_kernel", purpose_of)
+    shapes = np.array([purpose or COMPUTE for purpose in purposes], np.uint8)[of_shape]
     kinds: Ints = np.where(work.what == COPY, COPIES, COMPUTE).astype(np.uint8)
     own = np.flatnonzero(work.what == KERNEL)
     kinds[own] = shapes[run.layer("gpu_kernel").shape[work.row[own]]]

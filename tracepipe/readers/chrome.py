@@ -28,7 +28,7 @@ The category of an event decides its layer, its row and its fields:
 of PyTorch (Kineto)
  user_annotation                            annotation
  cpu_op                                     annotation of the domain cpu_op
- cuda_runtime, cuda_driver                  userspace; launches by `correlation`
+ cuda_runtime, cuda_driver, xpu_runtime, …  userspace; launches by `correlation`
  kernel, gpu_memcpy, gpu_memset             gpu_kernel, transfer: on their stream, with `launch`
  python_function and all others             hook: a layer of that name
 of VizTracer: FEE, INSTANT and all others   hook, the layer `python`
@@ -116,6 +116,11 @@ _INDEX = re.compile(r"[0-9]{1,10}")
 _COPY = re.compile(r"Memcpy (\w+)")
 _GPU_COUNTERS = re.compile(r"GPU (\d{1,9})\b")
 _RANK_SHIFT: Final = 40
+# How the categories of calls of runtimes and drivers end, also of devices that PyTorch does not know.
+_OF_RUNTIMES: Final = ("_runtime", "_driver")
+# PyTorch's names of a GPU and of a stream, and the first of the places that it gives to 16 GPUs.
+_GPU_NAME = re.compile(r"GPU \d+|stream \d+ ?")
+_GPU_ORDER: Final = 5_000_000
 _RENAMED: Final = {
     "bytes": "size",
     "registers per thread": "registers",
@@ -162,6 +167,13 @@ class Kind:
         return {**self.ahead, **args} if self.ahead else args
 
 
+def _is_of_gpu(stated: object) -> bool:
+    """Whether a name or a place is one of a GPU's. Its process is its number, which may be a real pid too."""
+    if type(stated) is str:
+        return _GPU_NAME.fullmatch(stated) is not None
+    return type(stated) is int and 0 <= stated - _GPU_ORDER < 1 << 10
+
+
 def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= ID_LIMIT
 
@@ -170,14 +182,12 @@ class Kinds:
     """Decides the kinds of events from PyTorch (`is_kineto`), VizTracer or another tool."""
 
     def __init__(self, ids: Ids, *, is_kineto: bool = False, is_viztracer: bool = False) -> None:
-        self._ids, self._is_kineto = ids, is_kineto
+        self._ids, self.is_kineto = ids, is_kineto
         self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = {}
         if is_kineto:
             self._of = {
-                **dict.fromkeys(
-                    ("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"), self._call
-                ),
+                **dict.fromkeys(("runtime", "driver"), self._call),
                 "kernel": lambda event, category, args: self._work(event, category, args, type="gpu_kernel"),
                 **dict.fromkeys(("gpu_memcpy", "memcpy", "gpu_memset", "memset"), self._copy),
                 **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event"), self._of_gpu),
@@ -188,16 +198,18 @@ class Kinds:
 
     def is_known_otherwise(self, category: str) -> bool:
         """Whether flows of a category join the same events as `launch`. These often lack an end."""
-        return self._is_kineto and category in ("ac2g", "async_cpu_to_gpu")
+        return self.is_kineto and category in ("ac2g", "async_cpu_to_gpu")
 
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         """The kind of an event with these arguments."""
-        of = self._of.get(category.lower() if self._is_kineto else category, self._other)
+        of = self._of.get(category.lower() if self.is_kineto else category, self._other)
+        if of == self._other and self.is_kineto and category.endswith(_OF_RUNTIMES):
+            of = self._call
         return of(event, category, args)
 
     def _thread(self, event: dict[str, Any], **fields: object) -> dict[str, Any]:
         # PyTorch writes 0 for a thread that it does not know: GPU 0 has that number too.
-        if self._is_kineto and event.get("pid") == 0 and event.get("tid") == 0:
+        if self.is_kineto and event.get("pid") == 0 and event.get("tid") == 0:
             return fields
         return self._ids.thread(event, fields)
 
@@ -210,9 +222,9 @@ class Kinds:
     # By category ----------------------------------------------------------------------------------------
 
     def _other(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        if category in _OF_VIZTRACER and (self._is_kineto or self._layer == PYTHON):
+        if category in _OF_VIZTRACER and (self.is_kineto or self._layer == PYTHON):
             return Kind(self._thread(event, type="hook", layer=PYTHON))
-        if self._is_kineto:
+        if self.is_kineto:
             return Kind(self._thread(event, type="hook", layer=category or EVENTS))
         ahead = {"cat": category} if category else {}
         return Kind(self._thread(event, type="hook", layer=self._layer), ahead=ahead)
@@ -295,7 +307,7 @@ class Kinds:
     def counter(self, event: dict[str, Any], category: str) -> Kind:
         """The kind of a counter: of a GPU, if its process has such a name, or else of the process."""
         found = _GPU_COUNTERS.match(pid) if type(pid := event.get("pid")) is str else None
-        if found and self._is_kineto:
+        if found and self.is_kineto:
             return Kind({"type": "hook", "layer": category or EVENTS, "gpu": int(found[1])})
         fields = self._thread(event, type="hook", layer=category or self._layer)
         fields.pop("tid", None)
@@ -597,11 +609,15 @@ class ChromeEvents:
         if key not in self._names and len(self._names) >= _NAMES_MAX:
             self.names_left_out += 1
             return
-        record = self._names.setdefault(key, {})
-        if kind in ("name", "labels") and type(args.get(kind)) is str:
-            record[kind] = self.long_names.shortened(self._shortened(args[kind]))
-        elif kind == "sort_index" and type(args.get(kind)) in (int, float):
-            record["order"] = args[kind]
+        record, stated = self._names.setdefault(key, {}), args.get(kind)
+        is_of_gpu = self._kinds.is_kineto and _is_of_gpu(stated)
+        if is_of_gpu and kind == "labels":
+            record["has_labels_of_gpu"] = True
+        keep = record.setdefault if is_of_gpu else record.__setitem__
+        if kind in ("name", "labels") and type(stated) is str:
+            keep(kind, self.long_names.shortened(self._shortened(stated)))
+        elif kind == "sort_index" and type(stated) in (int, float):
+            keep("order", stated)
 
     def name_records(self) -> list[Record]:
         """Names and places of processes and threads, as records."""
@@ -614,7 +630,8 @@ class ChromeEvents:
             record: Record = {"type": "name", "pid": pid}
             if tid is not None:
                 record["tid"] = tid
-            words = [known[key] for key in ("name", "labels") if known.get(key)]
+            shown = ("name",) if "has_labels_of_gpu" in known else ("name", "labels")
+            words = [known[key] for key in shown if known.get(key)]
             if words:
                 record["name"] = self._shortened(", ".join(words))
             if "order" in known:

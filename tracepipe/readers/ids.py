@@ -13,8 +13,8 @@ from typing import Any, Final, TypeGuard
 
 from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, RANGE_LIMIT, Problem
 
-LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch")
-"""Calls that put work on a stream."""
+LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch|^urEnqueue(?!EventsWait)|AppendMemory")
+"""Calls that put work on a stream, or on a queue of Intel's runtimes."""
 
 
 class Ids:

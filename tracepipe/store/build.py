@@ -36,7 +36,7 @@ from tracepipe.recording.reading import OpenRecording, Reading, no_collector
 from tracepipe.store.args import ArgsWriter
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.samples import SERIES, sample_values
-from tracepipe.store.schema import FRAMES, GROUPS, INSTANT, NO_BEGIN, SHAPES
+from tracepipe.store.schema import FRAMES, GROUPS, INSTANT, IS_TIMED, NO_BEGIN, SHAPES
 from tracepipe.store.spans import (
     Kinds,
     Rows,
@@ -48,6 +48,7 @@ from tracepipe.store.spans import (
 from tracepipe.store.stalls import StallTable
 from tracepipe.store.tables import Writer
 from tracepipe.store.warp_rows import WarpRows
+from tracepipe.units import counted
 
 # The most shapes that stay in the reading's tables: adding a shape again takes as long as reading fifty
 # events.
@@ -76,6 +77,27 @@ _OF_SHAPE: Final = np.dtype(
         ("row", "<i4"),
     ]
 )
+
+
+# A row inside another one of its stream is later, and its parent or top is around it.
+_MEANWHILE_MIN: Final = 2
+_OVERLONG: Final = f"""
+with work as (
+    select x.id, parent, top, end_ns - start_ns as length_ns, pid,
+        case when has_launch then launch end as launch
+    from transfer x join shapes s using (shape)
+    where {IS_TIMED} and end_ns > start_ns and stream >= 0
+        and (gpu >= 0 or frame = {FRAMES.index("gpu_kernel")})
+), inside as (
+    select id, parent as around, pid, launch from work where parent >= 0
+    union select id, top, pid, launch from work where parent >= 0
+), pairs as (
+    select inside.id, around, length_ns from inside join work on work.id = around
+    where work.pid = inside.pid and coalesce(work.launch <> inside.launch, true)
+    qualify count(*) over (partition by around) >= {_MEANWHILE_MIN}
+), overlong as (select distinct around, length_ns from pairs)
+select count(*), (select count(distinct id) from pairs), sum(length_ns), (select sum(length_ns) from work)
+from overlong"""
 
 
 class ShapeNumbers:
@@ -378,11 +400,27 @@ class _Building:
                     rows.nest(events)
                 rows.finish(end_ns)
                 self._settle(group, rows, kinds)
+        self._put_shapes(shapes)
+        account.notes += self._impossible()
         self._divide_streams(shapes["frame"])
         account.outcomes = nesting.outcomes
         self._put_facts(account, header, footer, trace_clock, start_ns, end_ns)
-        self._put_shapes(shapes)
         self._writer.sum_up()
+
+    def _impossible(self) -> list[str]:
+        """A note about work that lasts longer than it can, if there is any. The work of all streams nests in
+        the table of copies.
+
+        A stream does one thing after the other. Programmatic dependent launch lets a kernel begin before the
+        end of the one before, but not several of them end before that. The kernels of one launch of a CUDA
+        graph may run side by side.
+        """
+        count, later, overlong_ns, whole_ns = self._writer.rows(_OVERLONG)[0]
+        if not count:
+            return []
+        share = f"it_has|they_have {100 * overlong_ns / whole_ns:.1f}% of the time of all kernels and copies"
+        words = "kernel_or_copy|kernels_or_copies lasts|last while later ones of its_stream|their_streams"
+        return [f"impossible: {counted(count, f'{words} begin and end ({later:,} of them); {share}')}"]
 
     def _settle(self, table: str, rows: SpanRows, kinds: Kinds) -> None:
         """Give rows with overlap tracks their callers, and number all rows in the order of their starts."""

@@ -169,22 +169,24 @@ class Writer:
         lengths = ", ".join(LENGTHS.values())
         for table in FRAMES:
             if table != "gpu_thread":
-                self._summed(
+                self.rows(
                     f"""insert into shape_sums select '{table}', shape, kind, parent = -1, count(*),
                     sum(end_ns - start_ns) from "{table}" group by all"""
                 )
         for table, activity in FUNCTIONS.items():
-            self._summed(
+            self.rows(
                 f"""insert into lengths select '{table}', s.name_text, s.layer, {lengths}
                 from "{table}" x join shapes s using (shape) where {IS_CALL} group by all"""
             )
-            self._summed(
+            self.rows(
                 f"""insert into lengths select '{table}', null, null, {lengths} from "{table}" x
                 where {activity}"""
             )
 
-    def _summed(self, sql: str) -> None:
-        """Run a statement, with more memory where it has too little: percentiles need all lengths at once."""
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of an answer about the tables so far. DuckDB gets more memory where it has too little, as
+        percentiles need all lengths at once.
+        """
         import duckdb
 
         memory_mb = _WRITING_MB
@@ -192,8 +194,8 @@ class Writer:
         while True:
             self._execute("begin")
             try:
-                self._con.execute(sql)
-                return
+                found: list[tuple[Any, ...]] = self._con.execute(sql).fetchall()
+                return found
             except duckdb.OutOfMemoryException as e:
                 self._execute("rollback")
                 memory_mb = more_memory(self._con, memory_mb, e)
