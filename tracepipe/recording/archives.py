@@ -83,7 +83,7 @@ class Archive:
             # What these two give from a piece of the file is bounded.
             if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
                 raise NotImplementedError(f"{info.filename} is compressed by method {info.compress_type}")
-            if not info.is_dir():
+            if not info.filename.endswith("/"):
                 yield info.filename, partial(archive.open, info)
 
     @staticmethod
