@@ -568,23 +568,26 @@ def test_events_that_are_ends_of_flows_are_those_of_their_number_and_name() -> N
 
 
 def test_events_of_the_older_form_may_state_their_process_and_thread() -> None:
-    trace = made()
-    for ts_ns, fields in enumerate((
-        {"pid_override": 5, "tid_override": 6}, {"pid_override": 7, "tid_override": 7}, {"pid_override": 5},
-        {"instant_event_scope": 1},
-    )):  # fmt: skip
-        event = trace.event(ts_ns, INSTANT, "x", track_uuid=0)
-        event.track_event.legacy_event.MergeFrom(pb.TrackEvent.LegacyEvent(**fields))
-        event.track_event.thread_time_absolute_us = 3
+    trace = TraceMade()
+    trace.packet(sequence_flags=CLEARED)
+    trace.thread()
+    both = {"pid_override": 5, "tid_override": 6}
+    for fields in (
+        both, {"pid_override": 7, "tid_override": 7}, {"tid_override": 9}, {"pid_override": 5},
+        both | {"instant_event_scope": 2}, both | {"instant_event_scope": 1}, both | {"pid_override": 0},
+        {"tid_override": 0}, {"thread_duration_us": 3},
+    ):  # fmt: skip
+        event = trace.packet(timestamp=1).track_event
+        event.thread_time_absolute_us = 3
+        event.legacy_event.MergeFrom(pb.TrackEvent.LegacyEvent(phase=ord("I"), **fields))
     _, records, problems = read(trace.bytes)
-    first, own, process, everywhere = [one for one in records if one["type"] == "hook"]
-    assert (first["pid"], first["tid"]) == (5, 6) and (own["pid"], own["tid"], own["layer"]) == (
-        7,
-        7,
-        "events",
-    )
-    assert process["pid"] == 5 and process["tid"] > 1 << 30 and everywhere["pid"] > 1 << 30
-    assert [one.message for one in problems] == ["4 values of a thread's time: they are left out"]
+    found = [(one["pid"], one["tid"]) for one in records if one["type"] == "hook"]
+    assert found[:3] == [(5, 6), (7, 7), (7, 9)] and found[6] == (7, 7)
+    assert [pid for pid, tid in found[3:5] if tid > 1 << 30] == [5, 5] and found[5][0] > 1 << 30
+    assert [one.message for one in problems] == [
+        "8 values of a thread's time: they are left out",
+        "2 events state a process or thread 0: they are left out",
+    ]
 
 
 def test_the_thread_of_a_sequence_has_its_events_after_its_state_is_cleared() -> None:

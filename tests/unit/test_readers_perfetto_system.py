@@ -116,9 +116,10 @@ def test_threads_without_a_process_keep_their_names_when_they_are_written_and_re
 def test_triggers_are_instants() -> None:
     trace = TraceMade()
     trigger = trace.packet(timestamp=7).trigger
-    trigger.trigger_name, trigger.producer_name = "slow frame", "app"
+    trigger.trigger_name, trigger.producer_name, trigger.trusted_producer_uid = "slow frame", "app", 1000
     (one,) = good(trace)
-    assert (one["ts_ns"], one["name"], one["args"]) == (7, "slow frame", {"producer_name": "app"})
+    assert (one["ts_ns"], one["name"]) == (7, "slow frame")
+    assert one["args"] == {"producer_name": "app", "trusted_producer_uid": 1000}
 
 
 def test_machines_have_processors_threads_and_gpus_of_their_own() -> None:

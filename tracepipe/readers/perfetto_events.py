@@ -293,9 +293,11 @@ _WHOLE_MAX: Final = (1 << 63) - 1
 _OLD_PHASE, _OLD_NAME, _DURATION, _DIRECTION, _SCOPE = 2 << 3, 1 << 3, 3 << 3, 13 << 3, 7 << 3 | BYTES
 _BIND_ID: Final = 8 << 3
 _INSTANT_SCOPE, _PID, _TID = 14 << 3, 18 << 3, 19 << 3
+_SCOPED: Final = frozenset(b"iI")
 _OF_ALL, _OF_PROCESS = 1, 2
 # The thread's processor time and instructions, as numbers or as differences.
 _OF_THREADS: Final = frozenset({17 << 3, 2 << 3, 20 << 3, 8 << 3})
+_OF_THREADS_LEGACY: Final = frozenset({4 << 3, 15 << 3})
 _MARKS: Final = {"B": BEGIN, "E": END, "I": INSTANT, "C": COUNTER, "S": BEGIN, "F": END}
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DIRECTIONS: Final = {1: NEXT_FLOW, 2: FLOW, 3: FLOW}
@@ -399,7 +401,10 @@ class TrackEvents:
         elif self._tracks.machine:
             track = self._tracks.own(track)
         if _LEGACY in one and not one.get(_TRACK, sequence.defaults.track):
-            track = self._stated_by(dict(tagged(one[_LEGACY])), track, sequence)
+            if (stated := self._stated_by(one, track, sequence)) is None:
+                self.counted["event|events states|state a process or thread 0"] += 1
+                return
+            track = stated
         if track == GLOBAL:
             track = self._tracks.default()
         if one.keys() & _OF_THREADS:
@@ -421,15 +426,19 @@ class TrackEvents:
         if _VALUES in many or _DOUBLE_VALUES in many:
             self._more_values(ts_ns, many, sequence)
 
-    def _stated_by(self, legacy: dict[int, Any], track: int, sequence: Sequence) -> int:
-        """The track of an event that names no track but `track`: a LegacyEvent may state another one."""
-        if track == GLOBAL and sequence.thread is not None:
-            track = sequence.thread
-        if _PID in legacy:
-            return self._tracks.thread_on(
-                signed(legacy[_PID]), signed(legacy[_TID]) if _TID in legacy else None
-            )
-        scope = legacy.get(_INSTANT_SCOPE, 0)
+    def _stated_by(self, one: dict[int, Any], track: int, sequence: Sequence) -> int | None:
+        """The track of an event that names no track but `track`: its LegacyEvent may state another one. None
+        for a process or thread 0.
+        """
+        legacy, thread = dict(tagged(one[_LEGACY])), sequence.thread
+        if track == GLOBAL and thread is not None and not (_TYPE in one and _TRACK in one):
+            track = thread
+        pid, tid = (signed(legacy[tag]) if tag in legacy else None for tag in (_PID, _TID))
+        if pid is not None or (tid is not None and thread is not None):
+            if 0 in (pid, tid):
+                return None
+            track = self._tracks.thread_on(pid, tid, thread)
+        scope = legacy.get(_INSTANT_SCOPE, 0) if legacy.get(_OLD_PHASE) in _SCOPED else 0
         if scope == _OF_PROCESS:
             return self._tracks.process_track(track)
         return GLOBAL if scope == _OF_ALL else track
@@ -469,7 +478,8 @@ class TrackEvents:
         of = dict(tagged(data))
         track = self._tracks.asynchronous(flow_number("triggers"), GLOBAL, "Trace Triggers")
         if self._may_stand(track, ts_ns):
-            args = {"producer_name": text(of[_TWO | BYTES])} if _TWO | BYTES in of else {}
+            args: dict[str, Any] = {"producer_name": text(of[_TWO | BYTES])} if _TWO | BYTES in of else {}
+            args |= {"trusted_producer_uid": signed(of[3 << 3])} if 3 << 3 in of else {}
             name = cut_text(text(of.get(_ONE | BYTES, b"")))
             self._add(ts_ns, (INSTANT, track, name, ""), packed(args) if args else b"")
 
@@ -636,6 +646,8 @@ class TrackEvents:
     def _legacy(self, track: int, ts_ns: int, one: dict[int, Any], many: _Many, sequence: Sequence) -> None:
         """Add an event that is described by a LegacyEvent."""
         of = dict(tagged(one[_LEGACY]))
+        if of.keys() & _OF_THREADS_LEGACY:
+            self.counted["value|values of a thread's time"] += 1
         code = of.get(_OLD_PHASE, 0)
         letter = chr(code) if 0 < code < 128 else ""
         if _NAME_IID not in one and _NAME not in one and _OLD_NAME in of:
