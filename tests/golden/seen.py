@@ -185,6 +185,7 @@ class ReplayFormat:
         self.has_switches = CONVERTERS[to].has_switches
         self.has_loads = CONVERTERS[to].has_loads
         self.has_summaries = CONVERTERS[to].has_summaries
+        self.takes_several = CONVERTERS[to].takes_several
 
     def open(self, out: BinaryIO, info: TraceInfo) -> Replay:
         """The writer."""
