@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
@@ -311,6 +312,24 @@ def test_members_mean_the_same_before_and_after_the_events(is_before: bool) -> N
     assert "1 line of systemTraceEvents is not read" in [problem.message for problem in problems]
 
 
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize(
+    ("last", "members"),
+    [([], {"distributedInfo": {"rank": 0}}), ([EVENT | {"cat": "xpu_runtime"}], {}), ([], {})],
+)
+def test_a_file_of_pytorch_is_recognised_wherever_that_shows(
+    last: list[dict[str, Any]], members: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_elements, "CHUNK_BYTES", 64)
+    kernel = EVENT | {"cat": "kernel", "pid": 0, "args": {"device": 0, "stream": 7}}
+    records, problems = read({"traceEvents": [EVENT | {"cat": "Trace"}, kernel, *last], **members})
+    is_of_pytorch = bool(last or members)
+    assert problems == []
+    assert [(record["type"], record.get("layer")) for record in records[:2]] == (
+        [("hook", "Trace"), ("gpu_kernel", None)] if is_of_pytorch else [("hook", "events")] * 2
+    )
+
+
 def test_a_stack_that_never_ends_is_cut() -> None:
     frames = {"8": {"name": "x" * 1000, "parent": 8}}
     records, _ = read({"traceEvents": [EVENT | {"sf": "8"}], "stackFrames": frames})
@@ -520,6 +539,77 @@ def test_a_launch_and_its_kernel_have_one_id_of_the_rank() -> None:
         "launch": 3 << 40 | 35,
         "args": {"registers": 16, "shared_bytes": 1024, "blocks per SM": 0.5},
     }
+
+
+MERGED_ROWS = {
+    "rows of their own": [(0, 0, 1000), (1000, 0, 2000)],
+    "texts": [("rank 0 GPU", 0, 1000), ("rank 1 GPU", 0, 2000)],
+    "devices of their own": [(0, 0, 1000), (1, 1, 2000)],
+    "arrows with the same ids": [(0, 0, 1000), (1000, 0, 1000)],
+    "one row": [(0, 0, 1000), (0, 0, 2000)],
+}
+"""The process and `device` of the row of each rank, and the first id of its arrows."""
+ORDERS: dict[str, Callable[[int, dict[str, Any]], int]] = {
+    "one rank after the other": lambda rank, one: rank,
+    "the last rank first": lambda rank, one: -rank,
+    "by time": lambda rank, one: one["ts"],
+    "ends of arrows first": lambda rank, one: "fXsi".index(one["ph"]),
+}
+"""How events of ranks are sorted."""
+
+
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize(
+    ("rows", "order"),
+    # Ids that are open twice at a time say nothing.
+    [(rows, order) for rows in MERGED_ROWS for order in ORDERS if "ids" not in rows or "rank" in order],
+)
+def test_gpus_and_launches_of_merged_ranks_are_told_apart(rows: str, order: str) -> None:
+    """Each rank counts launches from 1. The kernels of one run between the calls of the other."""
+    some: list[tuple[int, dict[str, Any]]] = []
+    for rank, (row, device, first) in enumerate(MERGED_ROWS[rows]):
+        call = EVENT | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 100 + rank}
+        kernel = EVENT | {"cat": "kernel", "name": f"of {rank}", "pid": row, "tid": 7}
+        for number in range(1, 4):
+            args = {"correlation": number, "device": device}
+            begun, ran = 100 * number + rank, 100 * number + (50, 20)[rank]
+            arrow = {"cat": "ac2g", "name": "ac2g", "id": first + number}
+            some += [(rank, call | {"ts": begun, "args": args}), (rank, kernel | {"ts": ran, "args": args})]
+            some.append((rank, call | arrow | {"ph": "s", "ts": begun}))
+            some.append((rank, kernel | arrow | {"ph": "f", "ts": ran}))
+        memory = {"Bytes": 8, "Device Type": 1, "Device Id": device}
+        instant = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "args": memory}
+        some.append((rank, call | instant))
+    members = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "H100"}]}
+    in_order = [one for _, one in sorted(some, key=lambda both: ORDERS[order](*both))]
+    recording = chrome.read(io.BytesIO(json.dumps({**members, "traceEvents": in_order}).encode()))
+    records, problems = read_all(recording)
+    calls = {record["launch"]: record["pid"] for record in records if record["type"] == "userspace"}
+    kernels = [record for record in records if record["type"] == "gpu_kernel"]
+    assert len(calls) == 6
+    assert [(one["name"], calls[one["launch"]]) for one in kernels] == [("of 1", 101), ("of 0", 100)] * 3
+    gpus = {one["name"]: one["gpu"] for one in kernels}
+    assert sorted(gpus.values()) == ([0, 0] if rows == "one row" else [0, 1])
+    memory_of = {one["pid"]: one["gpu"] for one in records if one["type"] == "memory"}
+    assert memory_of == {100: gpus["of 0"], 101: gpus["of 1"]}
+    is_renumbered = rows not in ("one row", "devices of their own")
+    assert [gpu["name"] for gpu in recording.header.gpus] == ["H100"] * (1 + is_renumbered)
+    stated = [one.message for one in problems if one.field == "device"]
+    assert ["GPU 1 is device 0 of process" in one for one in stated] == [True] * is_renumbered
+
+
+def test_arrows_that_are_not_followed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome, "_ARROWS_MAX", 2)
+    some: list[dict[str, Any]] = []
+    for pid in (1, 2):
+        call = EVENT | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid}
+        for number in range(4):
+            arrow = {"cat": "ac2g", "name": "ac2g", "id": f"{pid} {number}", "ts": number}
+            some += [call | {"args": {"correlation": 1 + number}}, call | arrow | {"ph": "s"}]
+            some.append(EVENT | arrow | {"ph": "f", "pid": 0, "tid": 7})
+    _, problems = read({"schemaVersion": 1, "traceEvents": some})
+    words = "arrows from launches are not followed: there are more than can be kept"
+    assert [one.message for one in problems if "arrows" in one.message] == [f"2 {words}"]
 
 
 C4, LAUNCH_4 = {"args": {"correlation": 4}}, {"launch": 4}

@@ -30,6 +30,7 @@ of PyTorch (Kineto)
  cpu_op                                     annotation of the domain cpu_op
  cuda_runtime, cuda_driver, xpu_runtime, …  userspace; launches by `correlation`
  kernel, gpu_memcpy, gpu_memset             gpu_kernel, transfer: on their stream, with `launch`
+ ac2g                                       none: shows the process of work where there are several
  python_function and all others             hook: a layer of that name
 of VizTracer: FEE, INSTANT and all others   hook, the layer `python`
 of Triton Proton, with lanes as threads
@@ -48,7 +49,9 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, BinaryIO, Final, TypeGuard
 
 import numpy as np
@@ -111,11 +114,19 @@ PYTHON: Final = "python"
 """The layer of VizTracer's events: calls of Python and C, and logs of the program."""
 # The categories of its calls and logs. Newer versions write them in lower case when they run a program.
 _OF_VIZTRACER: Final = frozenset({"FEE", "fee", "INSTANT", "instant"})
+# Categories of PyTorch's profiler alone.
+_OF_KINETO: Final = (
+    *("cpu_op", "user_annotation", "python_function", "ac2g", "gpu_memcpy", "gpu_memset"),
+    *("gpu_user_annotation", "cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime"),
+    "privateuse1_runtime",
+)
 _STREAM = re.compile(r"\D*(\d{1,20})")
 _INDEX = re.compile(r"[0-9]{1,10}")
 _COPY = re.compile(r"Memcpy (\w+)")
 _GPU_COUNTERS = re.compile(r"GPU (\d{1,9})\b")
-_RANK_SHIFT: Final = 40
+_PROCESS_SHIFT, _RANK_SHIFT = 32, 40
+# What is kept of a file of several ranks.
+_PROCESSES_MAX, _GPUS_MAX, _ROWS_MAX, _ARROWS_MAX = 1 << 8, 1 << 10, 1 << 14, 1 << 15
 # How the categories of calls of runtimes and drivers end, also of devices that PyTorch does not know.
 _OF_RUNTIMES: Final = ("_runtime", "_driver")
 # PyTorch's names of a GPU and of a stream, and the first of the places that it gives to 16 GPUs.
@@ -174,15 +185,192 @@ def _is_of_gpu(stated: object) -> bool:
     return type(stated) is int and 0 <= stated - _GPU_ORDER < 1 << 10
 
 
+def _stream(stated: object) -> int | None:
+    """The number of a stream, which older versions wrote as a text."""
+    if type(stated) is str and (found := _STREAM.fullmatch(stated)):
+        stated = int(found[1])
+    return stream_number(stated) if type(stated) is int else None
+
+
+def _index(stated: object) -> int | None:
+    """The index of a device, which may be a text."""
+    index = int(stated) if type(stated) is str and _INDEX.fullmatch(stated) else stated
+    return index if _is_id(index) else None
+
+
 def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= ID_LIMIT
+
+
+_Row = tuple[int | None, int]
+"""The process of a GPU's row in the file, and the stream."""
+
+
+class MergedRanks:
+    """GPUs and launches of a file into which the traces of several ranks may have been merged.
+
+    In a file of PyTorch's profiler, the rows of a GPU have its number as their process, and as `device` too.
+    Whoever merges files changes the processes, not `device`: rows of one device that have different processes
+    are different GPUs. Each process counts its launches on its own. The work of a row is of the process from
+    which the arrows of the file (`ac2g`) lead there, or else of the only process before it in the file, or
+    else of the one that had such a launch last.
+    """
+
+    def __init__(self, *, follows_arrows: bool = False) -> None:
+        self.follows_arrows = follows_arrows
+        self._gpus: dict[tuple[int | None, int | None], int] = {}
+        """The number of a GPU by process and `device`, None where that is not stated."""
+        self._of_gpus: dict[int, int | None] = {}
+        """The process of a GPU."""
+        self._of_rows: dict[int | None, int] = {}
+        """The first GPU of a process."""
+        self._lowest = 0
+        self._processes: dict[int, int] = {}
+        """The number of each process that launches work."""
+        self._before: dict[_Row, int | None] = {}
+        """By row, the only process before it in the file, None where there was none or there were several."""
+        self._rows: dict[_Row, int] = {}
+        """By row, the process from which the first arrow leads to it."""
+        self._others: dict[tuple[int, _Row], int] = {}
+        """The process of work that is not of its row's process, by time."""
+        self._shared: set[_Row] = set()
+        self._begins: dict[int, tuple[int | None, bool]] = {}
+        """The process of the begin of an arrow, None where several have one id, and whether it has an end."""
+        self._ends: dict[int, list[tuple[_Row, int]]] = {}
+        """Ends of arrows that come before their begin."""
+        self._kept = 0
+        self._last: dict[int, int] = {}
+        """By the number of a launch, the process that had it last."""
+        self.left_out = 0
+        """The ends of arrows that are not followed, as there are more than can be kept."""
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are calls of several processes."""
+        return len(self._processes) > 1
+
+    def gpu(self, process: int | None, device: int | None, index: int | None) -> int | None:
+        """The number of the GPU of a row's process and its `device`, or else `index`, the id of the process,
+        where they are stated.
+        """
+        if device is None and process in self._of_rows:
+            return self._of_rows[process]
+        number = self._gpus.get((process, device))
+        if number is not None:
+            return number
+        number = index if device is None else device
+        if number is None or len(self._gpus) >= _GPUS_MAX:
+            return number
+        if number in self._of_gpus and (stated := self._gpus.pop((process, None), None)) is not None:
+            number = stated
+        else:
+            while number in self._of_gpus:
+                number, self._lowest = self._lowest, self._lowest + 1
+        self._gpus[process, device] = number
+        self._of_gpus[number] = process
+        self._of_rows.setdefault(process, number)
+        return number
+
+    def add_call(self, process: int | None) -> None:
+        """Note a process that launches work."""
+        if process is not None and len(self._processes) < _PROCESSES_MAX:
+            self._processes.setdefault(process, len(self._processes))
+
+    def add_work(self, gpu: int, stream: int) -> None:
+        """Note a row that has work."""
+        if len(self._before) < _ROWS_MAX:
+            row = self._of_gpus.get(gpu), stream
+            self._before.setdefault(row, 0 if len(self._processes) == 1 else None)
+
+    def begin_arrow(self, id: int, process: int | None) -> None:
+        """Note where an arrow begins."""
+        self.add_call(process)
+        number = None if process is None else self._processes.get(process)
+        if number is None:
+            return
+        known, has_end = self._begins.get(id, (None, True))
+        if len(self._begins) >= _ARROWS_MAX:
+            del self._begins[next(iter(self._begins))]
+        self._begins[id] = number if has_end or known == number else None, False
+        for row, ts_ns in self._ends.pop(id, ()):
+            self._kept -= 1
+            self.end_arrow(id, row, ts_ns)
+
+    def end_arrow(self, id: int, row: _Row, ts_ns: int) -> None:
+        """Note where an arrow ends."""
+        if (known := self._begins.get(id)) is None:
+            if self._kept < _ARROWS_MAX:
+                self._ends.setdefault(id, []).append((row, ts_ns))
+                self._kept += 1
+            return
+        number, _ = known
+        self._begins[id] = number, True
+        if number is None or (row not in self._rows and len(self._rows) >= _ROWS_MAX):
+            return
+        if number == self._rows.setdefault(row, number):
+            return
+        if len(self._others) < _ARROWS_MAX:
+            self._others[ts_ns, row] = number
+            self._shared.add(row)
+        else:
+            self.left_out += 1
+
+    def set_processes(self, rows: Rows) -> None:
+        """Put the processes of launches above their numbers, and the GPUs of processes into allocations."""
+        calls, works, of_rows = dict[int, int](), dict[int, _Row](), self._before | self._rows
+        for at, first in enumerate(rows.firsts):
+            record = orjson.loads(first)
+            if record["type"] == "memory" and "gpu" in record:
+                rows.firsts[at] = packed(record | {"gpu": self._gpu_of(record.get("pid"), record["gpu"])})
+            elif "launch" in record and "stream" in record:
+                works[at] = self._of_gpus.get(record["gpu"]), record["stream"]
+            elif "launch" in record:
+                calls[at] = self._processes.get(record.get("pid", -1), 0)
+        of_first = np.zeros(len(rows.firsts), np.int64)
+        of_first[list(calls)] = list(calls.values())
+        of_first[list(works)] = [of_rows.get(row) or 0 for row in works.values()]
+        process: Int64s = of_first[rows.first]
+        # Work one by one, where its row does not decide.
+        single = {at for at, row in works.items() if row in self._shared or of_rows.get(row) is None}
+        single |= calls.keys() if None in of_rows.values() else set()
+        for at in np.flatnonzero(np.isin(rows.first, list(single))).tolist():
+            of, number = int(rows.first[at]), int(rows.number[at])
+            if of in works:
+                of_row = of_rows.get(works[of])
+                default = self._last.get(number, 0) if of_row is None else of_row
+                process[at] = self._others.get((int(rows.ts_ns[at]), works[of]), default)
+            else:
+                if len(self._last) >= _ARROWS_MAX:
+                    del self._last[next(iter(self._last))]
+                self._last[number] = calls[of]
+        has_launch = np.isin(rows.first, [*calls, *works]) & (rows.number > 0)
+        rows.number = np.where(has_launch, rows.number | process << _PROCESS_SHIFT, rows.number)
+
+    def _gpu_of(self, process: int | None, device: int) -> int:
+        """The GPU of a process that launches work on it, by its `device`."""
+        number = None if process is None else self._processes.get(process)
+        own = {row for row, of in (self._before | self._rows).items() if of is not None and of == number}
+        of_process = {row for row, _ in own}
+        gpus = (gpu for (of, at), gpu in self._gpus.items() if at == device and of in of_process)
+        return next(gpus, device)
+
+    def renumbered(self) -> dict[int, tuple[int | None, int]]:
+        """The process and `device` of each GPU whose number is not that of its device."""
+        return {
+            number: (process, device)
+            for (process, device), number in self._gpus.items()
+            if device is not None and number != device
+        }
 
 
 class Kinds:
     """Decides the kinds of events from PyTorch (`is_kineto`), VizTracer or another tool."""
 
-    def __init__(self, ids: Ids, *, is_kineto: bool = False, is_viztracer: bool = False) -> None:
-        self._ids, self.is_kineto = ids, is_kineto
+    def __init__(
+        self, ids: Ids, ranks: MergedRanks, *, is_kineto: bool = False, is_viztracer: bool = False
+    ) -> None:
+        self._ids, self.ranks, self.is_kineto = ids, ranks, is_kineto
+        self.sees_kineto = is_kineto
         self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = {}
         if is_kineto:
@@ -200,8 +388,19 @@ class Kinds:
         """Whether flows of a category join the same events as `launch`. These often lack an end."""
         return self.is_kineto and category in ("ac2g", "async_cpu_to_gpu")
 
+    def follow(self, event: dict[str, Any], id: tuple[Any, ...], ts_ns: int) -> None:
+        """Note an end of such a flow, where it shows which process launched work."""
+        if not self.ranks.follows_arrows:
+            return
+        process = self._ids.number(event.get("pid"))
+        if event["ph"] == "s":
+            self.ranks.begin_arrow(flow_number(*id), process)
+        elif (stream := _stream(event.get("tid"))) is not None:
+            self.ranks.end_arrow(flow_number(*id), (process, stream), ts_ns)
+
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         """The kind of an event with these arguments."""
+        self.sees_kineto |= category in _OF_KINETO
         of = self._of.get(category.lower() if self.is_kineto else category, self._other)
         if of == self._other and self.is_kineto and category.endswith(_OF_RUNTIMES):
             of = self._call
@@ -234,21 +433,19 @@ class Kinds:
 
     def _call(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         launch = self._launch(args) if LAUNCHES.search(str(event.get("name"))) else None
-        return Kind(self._thread(event, type="userspace"), launch)
+        fields = self._thread(event, type="userspace")
+        if launch is not None:
+            self.ranks.add_call(fields.get("pid"))
+        return Kind(fields, launch)
 
     def _place(self, event: dict[str, Any], args: dict[str, Any]) -> tuple[int, int] | None:
         """GPU and stream."""
-        gpu, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
-        if type(stream) is str and (found := _STREAM.fullmatch(stream)):
-            stream = int(found[1])
-        stream = stream_number(stream) if type(stream) is int else None
-        if type(gpu) is str and _INDEX.fullmatch(gpu):
-            gpu = int(gpu)
-        if type(gpu) is not int or type(stream) is not int:
+        stream, index = _stream(args.get("stream", event.get("tid"))), _index(event.get("pid"))
+        device = _index(args.get("device"))
+        if stream is None or ("device" in args and device is None):
             return None
-        if not 0 <= gpu <= ID_LIMIT:
-            return None
-        return gpu, stream
+        gpu = self.ranks.gpu(self._ids.number(event.get("pid")), device, index)
+        return None if gpu is None else (gpu, stream)
 
     def _copy(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         name = str(event.get("name"))
@@ -264,6 +461,7 @@ class Kinds:
             return self._other(event, category, args)
         fields["gpu"], fields["stream"] = place
         launch = self._launch(args)
+        self.ranks.add_work(*place)
         stated = {"device", "stream", "correlation"} if launch is not None else {"device", "stream"}
         if type(args.get("stream")) is int and args["stream"] != fields["stream"]:
             stated.discard("stream")
@@ -338,6 +536,7 @@ class ProtonKinds(Kinds):
 _INSTANTS = frozenset("iIRP")
 _OF_OBJECTS = {"N": "created", "O": "snapshot", "D": "destroyed"}
 _PAIRED = frozenset("BEbne")
+_SHOWN_GPUS: Final = 8
 _KNOWN = frozenset({"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"})
 _OF_ASYNC = _KNOWN | {"id", "id2", "scope"}
 _OF_FLOWS = _OF_ASYNC | {"bp"}
@@ -366,7 +565,7 @@ class ChromeEvents:
     """Adds events to `rows`, if they are complete in themselves, and begins and ends to `paired`."""
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
-        self._kinds, self._ids = kinds, ids
+        self._kinds, self._ids, self.ranks = kinds, ids, kinds.ranks
         self.rows, self.paired, self.flows = row_sorter(), row_sorter(), row_sorter()
         self.has_flows = False
         """Whether there are `flows`: ends of flows that belong to a slice around them, or to the next one."""
@@ -555,6 +754,7 @@ class ChromeEvents:
         if id is None:
             raise Unusable("id", "is missing")
         if self._kinds.is_known_otherwise(category):
+            self._kinds.follow(event, id, ts_ns)
             return
         kind = self._kinds.kind(event, category, {})
         kind.flow = (category, event.get("name"), *id[:-1])
@@ -618,6 +818,11 @@ class ChromeEvents:
             keep(kind, self.long_names.shortened(self._shortened(stated)))
         elif kind == "sort_index" and type(stated) in (int, float):
             keep("order", stated)
+
+    def process_name(self, pid: int | None) -> str:
+        """The name of a process in messages."""
+        name = None if pid is None else self._names.get((pid, None), {}).get("name")
+        return f"process {self._ids.text(pid)}" + (f" ({name})" if name else "")
 
     def name_records(self) -> list[Record]:
         """Names and places of processes and threads, as records."""
@@ -735,7 +940,7 @@ class NativeChromeEvents(ChromeEvents):
     def _learn(self, *, is_usual: bool) -> None:
         """Tell the core what to do with events like the last one."""
         what, has_launch, rules, texts = _LEFT_TO_PYTHON, False, (0, 0), _NO_TEXTS
-        if is_usual and self._last is None:
+        if is_usual and self._last is None and not self.ranks.follows_arrows:
             what = _PASSED_OVER
         elif is_usual and self._last is not None:
             row, kind = self._last
@@ -771,9 +976,7 @@ CLOCK: Final = "trace"
 BASE: Final = "baseTimeNanoseconds"
 OF_KINETO: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
 VIZTRACER: Final = "viztracer_metadata"
-_KINETO_EVENT = re.compile(
-    rb'"cat"\s*:\s*"(?:cpu_op|cuda_runtime|cuda_driver|ac2g|gpu_memcpy|user_annotation|python_function)"'
-)
+_KINETO_EVENT = re.compile(f'"cat"\\s*:\\s*"(?:{"|".join(_OF_KINETO)})"'.encode())
 _VIZTRACER_EVENT = re.compile(rb'"cat"\s*:\s*"(?:FEE|fee)"')
 _PROTON_EVENT = re.compile(rb'"call_stack"\s*:\s*\[\s*"ROOT"')
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
@@ -796,25 +999,49 @@ _AROUND_BYTES_MAX: Final = 1 << 21
 _Key = tuple[Any, ...]
 
 
-class _Members:
-    """The meaning of the members around the events, as far as they were read."""
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What decides how the events of a trace are read."""
 
-    def __init__(self, elements: JsonElements) -> None:
+    is_kineto: bool = False
+    is_viztracer: bool = False
+    follows_arrows: bool = False
+
+
+class _Members:
+    """The meaning of the members around the events, as far as they were read. `origin` is what an earlier
+    reading of the trace found.
+    """
+
+    def __init__(self, elements: JsonElements, origin: _Origin) -> None:
         self._members = elements.members
-        has_members = not OF_KINETO.isdisjoint(self._members)
-        self.is_kineto = has_members or elements.sees(_KINETO_EVENT)
-        self._sees_viztracer = VIZTRACER in self._members or elements.sees(_VIZTRACER_EVENT)
-        self.is_proton = not self.is_kineto and elements.sees(_PROTON_EVENT)
+        is_kineto = origin.is_kineto or self._has_kineto or elements.sees(_KINETO_EVENT)
+        is_viztracer = origin.is_viztracer or self._has_viztracer or elements.sees(_VIZTRACER_EVENT)
+        self.origin = _Origin(is_kineto, is_viztracer, origin.follows_arrows)
+        self.is_kineto, self.is_viztracer = is_kineto, is_viztracer
+        self.is_proton = not is_kineto and elements.sees(_PROTON_EVENT)
+
+    @property
+    def _has_kineto(self) -> bool:
+        return not OF_KINETO.isdisjoint(self._members)
+
+    @property
+    def _has_viztracer(self) -> bool:
+        return VIZTRACER in self._members
+
+    def found(self, kinds: Kinds) -> _Origin:
+        """What is known of the trace after its events were read."""
+        before = self.origin
+        return _Origin(
+            before.is_kineto or self._has_kineto or kinds.sees_kineto,
+            before.is_viztracer or self._has_viztracer,
+            before.follows_arrows or kinds.ranks.are_several,
+        )
 
     def _member(self, name: str) -> dict[str, Any]:
         """A member that is an object, empty where it is not there."""
         member = self._members.get(name)
         return member if type(member) is dict else {}
-
-    @property
-    def is_viztracer(self) -> bool:
-        """Whether VizTracer wrote it."""
-        return self._sees_viztracer or VIZTRACER in self._members
 
     @property
     def is_overflown(self) -> bool:
@@ -846,8 +1073,9 @@ class _Members:
     def kinds(self, ids: Ids) -> Kinds:
         """The kinds of its events."""
         if self.is_proton:
-            return ProtonKinds(ids)
-        return Kinds(ids, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer)
+            return ProtonKinds(ids, MergedRanks())
+        ranks = MergedRanks(follows_arrows=self.origin.follows_arrows)
+        return Kinds(ids, ranks, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer)
 
     def stack(self, frame: object) -> list[str]:
         """The names of a frame of `stackFrames` and of its callers, innermost first."""
@@ -904,11 +1132,14 @@ class _Members:
             header.host = members["host_name"]
         gpus = members.get("deviceProperties")
         if type(gpus) is list and gpus:
-            header.gpus = [
-                _gpu(gpu)
+            stated = {
+                gpu["id"]: _gpu(gpu)
                 for gpu in gpus
                 if type(gpu) is dict and type(gpu.get("id")) is int and 0 <= gpu["id"] <= ID_LIMIT
-            ]
+            }
+            others = events.ranks.renumbered().items()
+            more = {at: stated[device] | {"index": at} for at, (_, device) in others if device in stated}
+            header.gpus = list((stated | more).values())
         header.options = {key: members[key] for key in _SHOWN if type(members.get(key)) in (str, int)}
         if "backend" in (info := self._member("distributedInfo")):
             header.options["backend"] = info["backend"]
@@ -1206,38 +1437,52 @@ def _move(row: SortedRow, around: _Around | None, moved: SortedRows) -> None:
     moved.add(row._replace(ts_ns=ts_ns, first=packed(record)))
 
 
+def _again(stream: Any) -> AbstractContextManager[BinaryIO] | None:
+    """The same input from its start; None where it can be read only once."""
+    if not hasattr(stream, "again"):
+        stream.seek(0)
+        return nullcontext(stream)
+    again: AbstractContextManager[BinaryIO] | None = stream.again() if stream.size_bytes else None
+    return again
+
+
 class _Trace:
     """Turns one trace into batches."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._elements = JsonElements(stream)
-        self._has_array = self._elements.begin()
-        self._around = around = _Members(self._elements)
-        self._ids = ids = Ids()
-        self._events = chrome_events(around.kinds(ids), ids)
-        self._sorted = SortedEvents(self._events.rows)
-        self._sorted.tables.long_names = self._events.long_names
-        self._undated = 0
-        self._problems = FirstProblems()
-        # Members may stand after the events: the rank, the clock.
-        self._read()
-        self._clock = around.clock(self._events)
+        found = self._read(stream, _Origin())
+        # What decides how events are read may come after them.
+        while found != self._around.origin and (again := _again(stream)) is not None:
+            with again as other:
+                found = self._read(other, found)
+        self._clock = self._around.clock(self._events)
 
     def recording(self) -> Recording:
         """The recording."""
         header = self._around.header(self._events, self._clock)
         return Recording(header, self._batches(), self._sorted.tables)
 
-    def _read(self) -> None:
-        """Read all events."""
-        elements = self._elements
-        if not self._has_array:
+    def _read(self, stream: BinaryIO, origin: _Origin) -> _Origin:
+        """Read all events, and return what is known of the trace then. Members may stand after the events:
+        the rank, the clock.
+        """
+        self._elements = elements = JsonElements(stream)
+        has_array = elements.begin()
+        self._around = around = _Members(elements, origin)
+        self._ids = ids = Ids()
+        kinds = around.kinds(ids)
+        self._events = chrome_events(kinds, ids)
+        self._sorted = SortedEvents(self._events.rows)
+        self._sorted.tables.long_names = self._events.long_names
+        self._undated = 0
+        self._problems = FirstProblems()
+        if not has_array:
             self._problems.add(Problem(0, "", "has no array of events", skipped=False))
-            return
-        for batch in elements.batches():
+        for batch in elements.batches() if has_array else ():
             self._problems.add(*self._events.add_all(batch))
-        if elements.rest:
+        if has_array and elements.rest:
             self._problems.add(Problem(0, "", elements.rest))
+        return around.found(kinds)
 
     def _batches(self) -> Iterator[SourceBatch]:
         """Batches of the events in the order of time."""
@@ -1272,6 +1517,8 @@ class _Trace:
             rows.second = Texts.of(
                 [self._with_stack(text) if b'"sf":' in text else text for text in rows.second]
             )
+        if self._events.ranks.are_several:
+            self._events.ranks.set_processes(rows)
         if bits := self._around.launch_bits:
             has_launch = np.array([first.endswith(b'"launch":0}') for first in rows.firsts], bool)[rows.first]
             rows.number = np.where(has_launch & (rows.number > 0), rows.number | bits, rows.number)
@@ -1287,6 +1534,14 @@ class _Trace:
         events = self._events
         if self._around.is_overflown:
             yield Problem(0, "viztracer_metadata.overflow", f"{_OVERFLOWN}: counted as one", skipped=False)
+        if others := events.ranks.renumbered():
+            shown = [
+                f"GPU {at} is device {device} of {events.process_name(process)}"
+                for at, (process, device) in islice(others.items(), _SHOWN_GPUS)
+            ]
+            words = "devices of one number belong to several processes, as ranks were merged"
+            more = f" and {len(others) - len(shown)} more" if len(others) > len(shown) else ""
+            yield Problem(0, "device", f"{words}: {', '.join(shown)}{more}", skipped=False)
         if self._clock == CLOCK and events.least_ns < 0:
             words = f"times begin {-events.least_ns} ns before 0: this is added to all of them"
             yield Problem(0, "ts", words, skipped=False)
@@ -1302,6 +1557,9 @@ class _Trace:
                 "(args.time_not_known)": self._undated,
                 "name|names of processes and threads is|are left out: there are more than can be kept": (
                     events.names_left_out
+                ),
+                "arrow|arrows from launches is|are not followed: there are more than can be kept": (
+                    events.ranks.left_out
                 ),
                 "value|values of counters is|are left out: they are not numbers": events.no_numbers,
                 "line|lines of systemTraceEvents is|are not read": self._around.ftrace_lines,

@@ -57,6 +57,10 @@ class Ids:
                 self._used[process, thread] = None
         return fields
 
+    def text(self, number: int | None) -> str:
+        """The id that has a number."""
+        return self._names.get(number, str(number)) if number is not None else ""
+
     def named(self) -> Iterator[tuple[tuple[int, int | None], str]]:
         """The processes and threads that got such numbers, with their names."""
         for process, thread in self._used:
