@@ -10,7 +10,7 @@ import pytest
 
 from tests.golden.cases import FIXTURES
 from tests.support.batches import read_all
-from tests.support.xplane import event, line, plane, space, stat, unsigned_stat
+from tests.support.xplane import delimited, event, line, number, plane, space, stat, unsigned_stat
 from tracepipe.errors import InputError
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import recognise, xplane
@@ -202,6 +202,14 @@ def test_names_beyond_what_is_kept_are_numbers(monkeypatch: pytest.MonkeyPatch) 
     assert [one["name"] for one in records if one["type"] != "name"] == ["f", "event 2"]
     (problem,) = problems
     assert problem.message.startswith("1 name or stat by number is left out")
+
+
+def test_the_bytes_of_a_program_are_not_among_what_is_left_out() -> None:
+    program = delimited(5, number(1, 7) + delimited(6, b"module" * 20_000))
+    module = delimited(4, number(1, 1) + delimited(2, number(1, 1) + delimited(2, b"jit") + program))
+    metadata = plane("/host:metadata", line(1, "x", 0, event(1, 0, 0)))
+    _, records, problems = read(space(metadata + module))
+    assert ("jit" in {record["name"] for record in records}, problems) == (True, [])
 
 
 @pytest.mark.parametrize("head", [b"", b"\n", b"\n\x05", b"\n\x05\x08\x01\x18", b"\n\x09\x12\x07perfett"])

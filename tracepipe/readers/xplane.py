@@ -81,6 +81,7 @@ _FLOWS_MAX: Final = 1 << 15
 _NAMES_MAX: Final = 1 << 14
 _ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1 << 3, 2 << 3, 3 << 3, 4 << 3 | BYTES, 5 << 3
 _NAME, _SHOWN_NAME, _STAT_OF_NAME = (field << 3 | BYTES for field in (2, 4, 5))
+_RAW: Final = 6 << 3 | BYTES
 CLOCK: Final = "trace"
 _TASK: Final = "Task Environment"
 _START: Final = "profile_start_time"
@@ -124,7 +125,8 @@ class _Plane:
                 if self._has_room(len(text)):
                     self.stat_names[id] = cut_text(texts[_NAME])
             return
-        stats = [stat for tag, stat in value if tag == _STAT_OF_NAME]
+        # Bytes, such as the program of a whole module, are not shown.
+        stats = [stat for tag, stat in value if tag == _STAT_OF_NAME and _RAW not in dict(tagged(stat))]
         fitting = [stat for stat in stats if len(stat) <= _STAT_BYTES_MAX]
         self.left_out += len(stats) - len(fitting)
         name = cut_text(texts.get(_NAME) or texts.get(_SHOWN_NAME, ""))
