@@ -104,6 +104,13 @@ def test_a_range_of_a_process_has_what_any_thread_launched(load: Load) -> None:
     }
 
 
+def test_the_length_of_a_range_without_an_end_is_not_known(load: Load) -> None:
+    opened = event("B", 0, "a", "annotation", range=0)
+    records = [*ranged(0, 9, "b"), opened, *ranged(10, 14, "b"), launch(1, 5), kernel(20, 30, 5)]
+    records.append(event("B", 11, "b", "annotation", range=1))
+    assert found(run(load(*records), Options())) == {"a": (1, None, 1, 10, 10), "b": (3, 13, 1, 10, 10)}
+
+
 def test_names_beyond_the_top_are_counted(load: Load) -> None:
     result = run(load(*ranged(2_000, 2_100, "a"), *ranged(2_200, 2_250, "b")), Options(top=1))
     assert (list(found(result)), result.notes) == (["a"], ["1 more name is not listed: --top 0 lists all"])

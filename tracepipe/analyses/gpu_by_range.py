@@ -17,8 +17,9 @@ _MORE: Final = ", (seq|op_id|sizes|input_op_ids) ?= ?.*"
 # Of the ranges of a process, those that begin while this many are open have no work here.
 _OPEN_RANGES_MAX: Final = 64
 Row = tuple[Any, ...]
-"""Name, number of ranges, the sum of their lengths; number of launches inside them, the time from the first
-work to the last, the busy part of it, and the idle part in percent; None for these without a launch."""
+"""Name, number of ranges, the sum of their lengths that are known, or None; number of launches inside them,
+the time from the first work to the last, the busy part of it, and the idle part in percent; None for these
+without a launch."""
 
 
 def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[Row], int]:
@@ -28,7 +29,7 @@ def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[R
     rows = run.store.rows(
         f"""with ranges as (
             select x.id, regexp_replace(n.text, '{_MORE}', '', 'g') as name,
-                if({IS_TIMED}, x.end_ns - x.start_ns, 0) as wall_ns
+                if({IS_TIMED}, x.end_ns - x.start_ns, null) as wall_ns
             from store.annotation x join store.shapes s using (shape)
             join store.texts n on s.name_text = n.number
             where x.kind not in ({INSTANT}, {NO_BEGIN})
@@ -42,7 +43,8 @@ def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[R
         select name, count(*), sum(wall_ns) as total_ns, coalesce(sum(launches), 0), sum(span_ns) as whole_ns,
             sum(busy_ns) as worked_ns, 100 * (whole_ns - worked_ns) / nullif(whole_ns, 0), count(*) over ()
         from ranges left join spent on range = id group by name
-        order by coalesce(worked_ns, 0) desc, total_ns desc, name {f"limit {top}" if top > 0 else ""}""",
+        order by coalesce(worked_ns, 0) desc, total_ns desc nulls last, name
+        {f"limit {top}" if top > 0 else ""}""",
         work=_work_in_ranges(run),
     )
     return [row[:-1] for row in rows], rows[0][-1] if rows else 0
