@@ -85,6 +85,14 @@ def hangup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture(autouse=True)
+def _give_way() -> Iterator[None]:
+    """Let a capture in the process of the tests have its priority only until the test ends."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes minutes: all else runs beside it."""
     minutes = {"vm": 0, "cluster": 1}
