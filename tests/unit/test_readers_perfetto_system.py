@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from tests.support.perfetto_trace import BEGIN, CLEARED, END, INSTANT, MONOTONIC
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
 from tracepipe.readers import perfetto, perfetto_packets
+from tracepipe.reports import gaps, summary
+from tracepipe.store.run import load_run
 
 RUNNABLE, RUNNING, SLEEPS, WAITS = 2, 3, 4, 5
 
@@ -400,6 +404,45 @@ def test_stages_of_pytorch_have_their_kernels_launches_and_waits() -> None:
     assert [problem.message for problem in problems] == [
         "1 flow ends without a begin: it is left out",
     ]
+
+
+def test_the_reports_of_one_run_are_those_of_its_json(tmp_path: Path) -> None:
+    """PyTorch's profiler writes a run as JSON or as a Perfetto trace: figures of both are equal."""
+    rng, trace, events, at_ns, free_ns = Random(4), TraceMade(), list[dict[str, Any]](), 1_000, [0, 0]
+    data = trace.packet(sequence_flags=CLEARED).interned_data
+    for iid, name in ((1, "Kernel"), (7, "stream 7"), (8, "stream 8")):
+        data.gpu_specifications.add(iid=iid, name=name)
+    trace.thread()
+
+    def add(name: str, category: str, start_ns: int, dur_ns: int, tid: int, pid: int, **args: int) -> None:
+        event = {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "args": args}
+        events.append(event | {"ts": f"{start_ns / 1000:.3f}", "dur": f"{dur_ns / 1000:.3f}"})
+
+    worker = {"ph": "M", "name": "thread_name", "pid": 7, "tid": 7, "args": {"name": "worker"}}
+    for id in range(1, 120):
+        at_ns, length_ns, stream = at_ns + rng.randrange(400), rng.randrange(1, 900), rng.randrange(2)
+        submits(trace.event(at_ns, BEGIN, "cudaLaunchKernel"), id)
+        trace.event(at_ns + length_ns, END)
+        add("cudaLaunchKernel", "cuda_runtime", at_ns, length_ns, 7, 7, correlation=id)
+        start_ns, dur_ns = max(at_ns + rng.randrange(2_000), free_ns[stream]), rng.randrange(1, 1_500)
+        name = rng.choice(("gemm", "add", "ncclDevKernel_AllReduce"))
+        of = stage(
+            trace, start_ns, event_id=id, duration=dur_ns, hw_queue_iid=7 + stream, stage_iid=1, name=name
+        )
+        of.launch.grid_size.x, of.launch.workgroup_size.x = id, 32
+        add(name, "kernel", start_ns, dur_ns, 7 + stream, 0, correlation=id, device=0, stream=7 + stream)
+        at_ns, free_ns[stream] = at_ns + length_ns, start_ns + dur_ns
+    written = {
+        "run.pftrace": trace.bytes,
+        "run.json": json.dumps({"schemaVersion": 1, "traceEvents": [worker, *events]}),
+    }
+    for name, content in written.items():
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    for report in (summary, gaps):
+        one, other = (
+            report.run(load_run(str(tmp_path / name)), report.Options()).as_json() for name in written
+        )
+        assert one == other
 
 
 def test_counters_of_gpus_have_the_names_of_their_descriptors() -> None:
