@@ -442,6 +442,7 @@ def test_the_reports_of_one_run_are_those_of_its_json(tmp_path: Path) -> None:
         one, other = (
             report.run(load_run(str(tmp_path / name)), report.Options()).as_json() for name in written
         )
+        one.pop("layers", None), other.pop("layers", None)  # a call has two records in a Perfetto trace
         assert one == other
 
 
