@@ -612,6 +612,48 @@ def test_arrows_that_are_not_followed_are_counted(monkeypatch: pytest.MonkeyPatc
     assert [one.message for one in problems if "arrows" in one.message] == [f"2 {words}"]
 
 
+@pytest.mark.usefixtures("core")
+@pytest.mark.parametrize("names_are_first", [True, False])
+def test_gpus_of_xla_are_known_by_the_names_of_their_rows(names_are_first: bool) -> None:
+    """JAX and TensorFlow write the numbers of launches as texts."""
+    of_rows = {(1, None): "/device:GPU:2", (7, None): "/host:CPU", (9, None): "/device:TPU:0"}
+    of_rows |= {(1, 14): "Stream #14(Compute)", (1, 15): "XLA Modules", (9, 15): "XLA Modules"}
+    names = []
+    for (pid, tid), name in of_rows.items():
+        row = {"name": "process_name", "pid": pid} if tid is None else {"name": "thread_name", "tid": tid}
+        names.append({"ph": "M", "pid": pid, "args": {"name": name}} | row)
+    copy = {"memcpy_details": "kind_src:device kind_dst:pageable size:64", "correlation_id": "6"}
+    kernel = {"kernel_details": "regs:32 grid:2,1,1 block:64,1,1", "correlation_id": "5", "hlo_op": "add.1"}
+    work = [
+        {"pid": 7, "tid": 3, "name": "cuLaunchKernel", "args": {"correlation_id": "5"}},
+        {"pid": 7, "tid": 3, "name": "cuLaunchKernel"},
+        {"pid": 7, "tid": 3, "name": "cuEventRecord", "args": {"correlation_id": "8"}},
+        {"pid": 7, "tid": 3, "name": "$train.py:3 step"},
+        {"pid": 1, "tid": 14, "name": "loop_fusion", "args": kernel},
+        {"pid": 1, "tid": 14, "name": "MemcpyD2H", "args": copy},
+        {"pid": 1, "tid": 15, "name": "jit_step"},
+        {"pid": 9, "tid": 15, "name": "jit_step"},
+    ]
+    events = [EVENT | one for one in work] * 2
+    records, problems = read([*names, *events] if names_are_first else [*events, *names])
+    assert [one for one in problems if one.skipped] == []
+    found = [record for record in records if record["type"] != "name"][: len(work)]
+    fields = ("type", "name", "layer", "domain", "gpu", "stream", "launch")
+    assert [tuple(record.get(key) for key in fields) for record in found] == [
+        ("userspace", "cuLaunchKernel", None, None, None, None, 5),
+        ("annotation", "cuLaunchKernel", None, "xla", None, None, None),
+        ("userspace", "cuEventRecord", None, None, None, None, None),
+        ("hook", "train.py:3 step", "python", None, None, None, None),
+        ("gpu_kernel", "loop_fusion", None, None, 2, 14, 5),
+        ("transfer", "DtoH", None, None, 2, 14, 6),
+        ("hook", "jit_step", "XLA Modules", None, None, None, None),
+        ("hook", "jit_step", "events", None, None, None, None),
+    ]
+    assert found[4]["grid"] == [2, 1, 1]
+    assert found[4]["args"] == {"registers": 32, "correlation_id": 5, "hlo_op": "add.1"}
+    assert found[5]["args"]["size"] == 64
+
+
 C4, LAUNCH_4 = {"args": {"correlation": 4}}, {"launch": 4}
 
 

@@ -117,7 +117,7 @@ typedef struct {
 enum { PH, CAT, NAME, PID, TID, HEADS };
 
 /* Arguments on which something depends: the kind of an event depends on the values of those before OF_KEY. */
-enum { DEVICE, STREAM, GRID, BLOCK, DEVICE_TYPE, DEVICE_ID, OF_KEY, BYTES = OF_KEY, ADDRESS, TOTAL, CORRELATION, ID, PLACES };
+enum { DEVICE, STREAM, GRID, BLOCK, DEVICE_TYPE, DEVICE_ID, OF_KEY, BYTES = OF_KEY, ADDRESS, TOTAL, CORRELATION, XLA, ID, PLACES };
 
 typedef struct {
     tp_span head[HEADS];
@@ -179,6 +179,7 @@ static void note_place(tp_event *e, tp_span key)
                 : IS(key, "\"Addr\"")        ? ADDRESS
                 : IS(key, "\"Total Allocated\"") ? TOTAL
                 : IS(key, "\"correlation\"") ? CORRELATION
+                : IS(key, "\"correlation_id\"") ? XLA
                 : IS(key, "\"id\"")          ? ID
                                              : PLACES;
     if (place < PLACES)
@@ -398,7 +399,7 @@ static void make_key(tp_events *r, const tp_event *e, int has_correlation)
     const tp_piece *bytes = tp_piece_at(e, BYTES);
     const char *sign = !bytes ? " " : !is_integer(r, bytes) ? "?" : r->values.data[bytes->value] == '-' ? "-" : "+";
     r->key.size = 0;
-    put(r, &r->key, has_correlation ? "c" : "-", 1);
+    put(r, &r->key, has_correlation ? "c" : tp_piece_at(e, XLA) ? "x" : "-", 1);
     put(r, &r->key, sign, 1);
     for (int i = 0; i < HEADS; i++)
         put_part(r, e->head[i].at, e->head[i].size);

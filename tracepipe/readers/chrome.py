@@ -38,6 +38,10 @@ of Triton Proton, with lanes as threads
  scope, metric: a thread of the CPU         annotation
                 100000 + stream             hook: the layer `graph`; scopes of a CUDA graph have no call stack
  flow s, f                                  flow from an annotation to a kernel
+of XLA (JAX), with names of processes and threads as in an `xplane.pb`
+ /device:GPU:N, Stream #S                   gpu_kernel, transfer: `launch` by `correlation_id`
+                other lines                 hook: a layer by the line's name
+ /host:…                                    as in an `xplane.pb`: userspace, annotation, or the layer `python`
 of other tools: all categories              hook, the layer `events`: they nest in each other
 """
 
@@ -50,7 +54,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, BinaryIO, Final, TypeGuard
 
@@ -75,6 +79,7 @@ from tracepipe.event.tables import LongNames, packed
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
 from tracepipe.native import library
+from tracepipe.readers import xplane
 from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text, stream_number
 from tracepipe.readers.json_elements import (
     Elements,
@@ -120,6 +125,10 @@ _OF_KINETO: Final = (
     *("gpu_user_annotation", "cuda_runtime", "cuda_driver", "xpu_runtime", "mtia_runtime"),
     "privateuse1_runtime",
 )
+# Processes and threads of XLA: a GPU, the host; a stream, and other rows of a GPU.
+_XLA_PROCESS = re.compile(r"(/device:GPU:\d|/host:).{0,100}")
+_XLA_LINE = re.compile(r"(Stream #\d|XLA |Steps|Framework |TensorFlow |Source ).{0,300}")
+_XLA_NAMES_MAX: Final = 1 << 12
 _STREAM = re.compile(r"\D*(\d{1,20})")
 _INDEX = re.compile(r"[0-9]{1,10}")
 _COPY = re.compile(r"Memcpy (\w+)")
@@ -150,9 +159,9 @@ class Kind:
     """All that is kept of an event but its time and length: fields of its record, and its arguments.
 
     It depends only on the event's `ph`, `cat`, `name`, `pid` and `tid`, on its arguments `device`, `stream`,
-    `grid`, `block`, `Device Type` and `Device Id`, on whether `correlation` is the number of a launch, and on
-    whether `Bytes` is a number, and below 0. So the native core can read the next such event, unless there
-    are `own_args` of an event that is not an allocation.
+    `grid`, `block`, `Device Type` and `Device Id`, on whether `correlation` is the number of a launch, on
+    whether `correlation_id` is there, and on whether `Bytes` is a number, and below 0. So the native core can
+    read the next such event, unless there are `own_args` of an event that is not an allocation.
     """
 
     fields: dict[str, Any]
@@ -204,6 +213,10 @@ def _is_id(value: object) -> TypeGuard[int]:
 
 _Row = tuple[int | None, int]
 """The process of a GPU's row in the file, and the stream."""
+
+
+XlaNames = dict[tuple[int | None, int | None], str]
+"""The names of processes, and of threads, whose second number is not None."""
 
 
 class MergedRanks:
@@ -367,10 +380,20 @@ class Kinds:
     """Decides the kinds of events from PyTorch (`is_kineto`), VizTracer or another tool."""
 
     def __init__(
-        self, ids: Ids, ranks: MergedRanks, *, is_kineto: bool = False, is_viztracer: bool = False
+        self,
+        ids: Ids,
+        ranks: MergedRanks,
+        xla: XlaNames | None = None,
+        *,
+        is_kineto: bool = False,
+        is_viztracer: bool = False,
     ) -> None:
         self._ids, self.ranks, self.is_kineto = ids, ranks, is_kineto
         self.sees_kineto = is_kineto
+        self.xla = dict(xla or {})
+        """The names of XLA's processes and threads that have any meaning here."""
+        self.has_gpu_of_xla = any(map(xplane.GPU.match, self.xla.values()))
+        self.has_late_names = self._has_kinds = False
         self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = {}
         if is_kineto:
@@ -401,10 +424,43 @@ class Kinds:
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         """The kind of an event with these arguments."""
         self.sees_kineto |= category in _OF_KINETO
+        self._has_kinds = True
+        if self.xla and not self.is_kineto and (kind := self._of_xla(event, args)) is not None:
+            return kind
         of = self._of.get(category.lower() if self.is_kineto else category, self._other)
         if of == self._other and self.is_kineto and category.endswith(_OF_RUNTIMES):
             of = self._call
         return of(event, category, args)
+
+    def name_row(self, pid: int, tid: int | None, name: str) -> None:
+        """Note the name of a process or a thread, which may be one of XLA's."""
+        form = _XLA_PROCESS if tid is None else _XLA_LINE
+        if form.fullmatch(name) and self.xla.get((pid, tid)) != name and len(self.xla) < _XLA_NAMES_MAX:
+            self.xla[pid, tid] = name
+            self.has_gpu_of_xla |= xplane.GPU.match(name) is not None
+            self.has_late_names |= self._has_kinds
+
+    def _of_xla(self, event: dict[str, Any], args: dict[str, Any]) -> Kind | None:
+        """The kind of an event of XLA, None for one of another process."""
+        pid, name = self._ids.number(event.get("pid")), str(event.get("name"))
+        process = self.xla.get((pid, None), "")
+        if type(args.get("correlation_id")) is str and _INDEX.fullmatch(args["correlation_id"]):
+            args = args | {"correlation_id": int(args["correlation_id"])}
+        if gpu := xplane.GPU.match(process):
+            line = self.xla.get((pid, self._ids.number(event.get("tid"))), "")
+            if stream := xplane.STREAM.match(line):
+                args = dict(args)
+                fields = xplane.work_fields(name, args)
+                fields |= {"gpu": int(gpu[1]), "stream": int(stream[1])}
+                fields = self._thread(event, **fields) if fields["type"] == "memory" else fields
+                return Kind(fields, xplane.launch_of(args), own_args=args)
+            return Kind(self._thread(event, type="hook", layer=line or EVENTS))
+        if not process or not self.has_gpu_of_xla:
+            return None
+        if "correlation_id" in args:
+            launch = xplane.launch_of(args) if xplane.launches(name) else None
+            return Kind(self._thread(event, type="userspace"), launch, own_args=args)
+        return Kind(self._thread(event, **xplane.call_fields(name)))
 
     def _thread(self, event: dict[str, Any], **fields: object) -> dict[str, Any]:
         # PyTorch writes 0 for a thread that it does not know: GPU 0 has that number too.
@@ -814,6 +870,8 @@ class ChromeEvents:
         if is_of_gpu and kind == "labels":
             record["has_labels_of_gpu"] = True
         keep = record.setdefault if is_of_gpu else record.__setitem__
+        if kind == "name" and type(stated) is str:
+            self._kinds.name_row(*key, stated)
         if kind in ("name", "labels") and type(stated) is str:
             keep(kind, self.long_names.shortened(self._shortened(stated)))
         elif kind == "sort_index" and type(stated) in (int, float):
@@ -1006,6 +1064,7 @@ class _Origin:
     is_kineto: bool = False
     is_viztracer: bool = False
     follows_arrows: bool = False
+    xla: XlaNames = field(default_factory=dict)
 
 
 class _Members:
@@ -1017,7 +1076,7 @@ class _Members:
         self._members = elements.members
         is_kineto = origin.is_kineto or self._has_kineto or elements.sees(_KINETO_EVENT)
         is_viztracer = origin.is_viztracer or self._has_viztracer or elements.sees(_VIZTRACER_EVENT)
-        self.origin = _Origin(is_kineto, is_viztracer, origin.follows_arrows)
+        self.origin = replace(origin, is_kineto=is_kineto, is_viztracer=is_viztracer)
         self.is_kineto, self.is_viztracer = is_kineto, is_viztracer
         self.is_proton = not is_kineto and elements.sees(_PROTON_EVENT)
 
@@ -1036,6 +1095,7 @@ class _Members:
             before.is_kineto or self._has_kineto or kinds.sees_kineto,
             before.is_viztracer or self._has_viztracer,
             before.follows_arrows or kinds.ranks.are_several,
+            kinds.xla if kinds.has_late_names and kinds.has_gpu_of_xla else before.xla,
         )
 
     def _member(self, name: str) -> dict[str, Any]:
@@ -1075,7 +1135,8 @@ class _Members:
         if self.is_proton:
             return ProtonKinds(ids, MergedRanks())
         ranks = MergedRanks(follows_arrows=self.origin.follows_arrows)
-        return Kinds(ids, ranks, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer)
+        xla = self.origin.xla
+        return Kinds(ids, ranks, xla, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer)
 
     def stack(self, frame: object) -> list[str]:
         """The names of a frame of `stackFrames` and of its callers, innermost first."""

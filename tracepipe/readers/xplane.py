@@ -58,8 +58,8 @@ _NAME_BYTES, _LIST_BYTES, _ONE_BYTES = 180, 170, 40
 _STAT_BYTES_MAX: Final = 4096
 # The most stats of an event. A stat of four bytes may refer to a text of 4 KB.
 _STATS_MAX: Final = 256
-_GPU = re.compile(r"/device:GPU:(\d{1,9})")
-_STREAM = re.compile(r"Stream #(\d{1,18})")
+GPU: Final = re.compile(r"/device:GPU:(\d{1,9})")
+STREAM: Final = re.compile(r"Stream #(\d{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9}){2}")
 _FUNCTION = re.compile(r"(cu|cuda|hip)[A-Z]")
@@ -257,7 +257,7 @@ class _Space:
                 elif place.wire_type == BYTES and place.number in (2, 11):
                     line.name = self._bytes(place).decode("utf-8", "replace") or line.name
         line.is_of_host = plane.name.startswith(_HOST)
-        gpu, stream = _GPU.match(plane.name), _STREAM.match(line.name)
+        gpu, stream = GPU.match(plane.name), STREAM.match(line.name)
         if gpu and stream and int(gpu[1]) <= ID_LIMIT:
             line.stream = int(gpu[1]), int(stream[1])
         process: Any = plane.stats.get("process_id") if line.is_of_host else plane.name
@@ -313,14 +313,10 @@ class _Space:
             record |= {"type": "hook", "layer": line.name or f"line {line.id}"}
         elif type(args.get("correlation_id")) is int:
             record["type"] = "userspace"
-            # On NVIDIA's GPUs, XLA names a launch after its kernel.
-            is_launch = LAUNCHES.search(name) or not _FUNCTION.match(name)
-            launch = _launch(args) if is_launch and dur_ns is not None else None
-        elif name.startswith("$"):
-            record |= {"type": "hook", "layer": "python", "name": name[1:]}
+            launch = launch_of(args) if launches(name) and dur_ns is not None else None
         else:
-            record |= {"type": "annotation", "domain": "xla"}
-            for keys in contexts:
+            record |= call_fields(name)
+            for keys in contexts if record["type"] == "annotation" else ():
                 # Ends of flows are kept until all are known: one producer may have many consumers.
                 context = tuple(args[key] for key in keys)
                 if len(self._made) + len(self._used) >= _FLOWS_MAX:
@@ -335,27 +331,12 @@ class _Space:
     def _add_work(self, line: _Line, name: str, start_ns: int, dur_ns: int, args: Stats) -> None:
         """Add work of a stream."""
         assert line.stream is not None
-        record: dict[str, Any] = {"name": name, "phase": "X", "gpu": line.stream[0], "stream": line.stream[1]}
-        detail = next((key for key in _DETAILS if type(args.get(key)) is str), "")
-        kind = _DETAILS.get(detail, "kernel")
-        for key, value in _DETAIL.findall(args.pop(detail, "")):
-            if key in ("grid", "block") and _SIZE.fullmatch(value):
-                record[key] = [int(part) for part in value.split(",")]
-            else:
-                args[_RENAMED.get(key, key)] = int(value) if _NUMBER.fullmatch(value) else value
-        launch = _launch(args)
-        if kind in ("alloc", "free"):
-            record |= {"type": "memory", "phase": "I", "name": kind, **line.thread}
-            self._sorted.add(start_ns, record, args, rank=MARK)
+        gpu, stream = line.stream
+        record: dict[str, Any] = {"phase": "X", "gpu": gpu, "stream": stream, **work_fields(name, args)}
+        if record["type"] == "memory":
+            self._sorted.add(start_ns, record | {"phase": "I"} | line.thread, args, rank=MARK)
             return
-        if kind == "kernel":
-            record["type"] = "gpu_kernel"
-        else:
-            called = "memset" if kind == "set" else direction_named(name.removeprefix("Memcpy"))
-            record |= {"type": "transfer", "name": called}
-            record.pop("grid", None)
-            record.pop("block", None)
-        self._sorted.add(start_ns, record, args, rank=SLICE, dur_ns=dur_ns, launch=launch)
+        self._sorted.add(start_ns, record, args, rank=SLICE, dur_ns=dur_ns, launch=launch_of(args))
 
     def _add_flows(self) -> None:
         """Add the flows from producers to consumers."""
@@ -397,7 +378,38 @@ class _Space:
             yield Problem(0, "num_occurrences", counted(self._sums, words), skipped=False)
 
 
-def _launch(args: Stats) -> int | None:
+def work_fields(name: str, args: Stats) -> dict[str, Any]:
+    """The fields of work of a stream, by the details in its arguments, which are divided into arguments."""
+    fields: dict[str, Any] = {"name": name, "type": "gpu_kernel"}
+    detail = next((key for key in _DETAILS if type(args.get(key)) is str), "")
+    kind = _DETAILS.get(detail, "kernel")
+    for key, value in _DETAIL.findall(args.pop(detail, "")):
+        if key in ("grid", "block") and _SIZE.fullmatch(value):
+            if kind == "kernel":
+                fields[key] = tuple(int(part) for part in value.split(","))
+        else:
+            args[_RENAMED.get(key, key)] = int(value) if _NUMBER.fullmatch(value) else value
+    if kind in ("alloc", "free"):
+        return {"type": "memory", "name": kind}
+    if kind != "kernel":
+        called = "memset" if kind == "set" else direction_named(name.removeprefix("Memcpy"))
+        fields |= {"type": "transfer", "name": called}
+    return fields
+
+
+def call_fields(name: str) -> dict[str, Any]:
+    """The fields of an event of the host that has no launch."""
+    if name.startswith("$"):
+        return {"type": "hook", "layer": "python", "name": name[1:]}
+    return {"type": "annotation", "domain": "xla"}
+
+
+def launches(name: str) -> bool:
+    """Whether a call of the host launches work. On NVIDIA's GPUs, XLA names a launch after its kernel."""
+    return LAUNCHES.search(name) is not None or not _FUNCTION.match(name)
+
+
+def launch_of(args: Stats) -> int | None:
     """The number of a launch, which calls share with their work; None where there is none."""
     number = args.get("correlation_id")
     return number if type(number) is int and 0 < number <= COLUMN_LIMIT else None
