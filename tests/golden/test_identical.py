@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from benchmarks.recordings import write_lone_warps, write_mixed, write_threads, 
 from tests.golden import hostile, test_anything, test_property
 from tests.golden.both import converted
 from tests.golden.cases import Case, cases, with_sample
+from tests.native import packets
 from tests.support.cores import CORES, running
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout import WARP_TRACKS, LayoutOptions
@@ -241,3 +243,14 @@ def test_many_threads(tmp_path: Path) -> None:
     write_threads(path, 8_000)
     for to in ("perfetto", "text", "threads"):
         converted(path, to, None, CORES)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_packets_of_perfetto_give_the_same_events(seed: int) -> None:
+    rng = Random(seed)
+    for _ in range(15):
+        data, found = packets.trace(rng), []
+        for core in CORES:
+            with running(core):
+                found.append(packets.read(data))
+        assert found[0] == found[1]

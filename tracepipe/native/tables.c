@@ -3,6 +3,7 @@
 #include "tables.h"
 
 #define SLOTS_AT_FIRST 1024
+#define SLOTS_OF_SMALL 8
 
 int tp_strings_set(tp_strings *s, int64_t number, const void *from, int64_t size)
 {
@@ -79,6 +80,13 @@ int tp_table_init(tp_table *t, uint64_t key)
     memset(t, 0, sizeof *t);
     t->key = key;
     return make_slots(t, SLOTS_AT_FIRST);
+}
+
+int tp_table_init_small(tp_table *t, uint64_t key)
+{
+    memset(t, 0, sizeof *t);
+    t->key = key;
+    return make_slots(t, SLOTS_OF_SMALL);
 }
 
 void tp_table_clear(tp_table *t)

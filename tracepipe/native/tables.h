@@ -116,6 +116,8 @@ typedef struct {
 
 uint64_t tp_hash(const uint8_t *data, int64_t size, uint64_t key);
 int tp_table_init(tp_table *t, uint64_t key);
+/* For many tables of few strings each. */
+int tp_table_init_small(tp_table *t, uint64_t key);
 void tp_table_clear(tp_table *t);
 void tp_table_free(tp_table *t);
 /* The number of a string, -2 where it is not in the table. */

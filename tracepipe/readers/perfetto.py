@@ -52,6 +52,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.tables import LongNames, packed
 from tracepipe.readers.ids import stream_number
+from tracepipe.readers.perfetto_core import NativePackets, NativeSequences
 from tracepipe.readers.perfetto_events import (
     COUNTER,
     LAST_FLOW,
@@ -81,7 +82,14 @@ from tracepipe.readers.perfetto_sequences import (
 from tracepipe.readers.perfetto_tracks import CPUS_MAX, GPUS_MAX, Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
 from tracepipe.readers.sorted_rows import FLOW as FLOW_RANK
-from tracepipe.readers.sorted_rows import SLICE, SortedEvents, SortedRow, SortedRows, with_others
+from tracepipe.readers.sorted_rows import (
+    SLICE,
+    NativeSortedRows,
+    SortedEvents,
+    SortedRow,
+    SortedRows,
+    with_others,
+)
 from tracepipe.readers.wire_fields import BYTES, FIXED64, WireError, double, signed, tagged, text
 from tracepipe.units import agree
 
@@ -390,14 +398,19 @@ class _Trace:
     """Turns one trace into batches."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = PacketStream(stream, self._say)
         self._sorted = SortedEvents()
         self._problems = FirstProblems()
         long_names = self._sorted.tables.long_names
-        self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks(long_names)
+        self._clocks, self._tracks = PerfettoClocks(), Tracks(long_names)
         rows = self._sorted.rows
+        self._core = NativePackets(rows, self._clocks) if isinstance(rows, NativeSortedRows) else None
+        if self._core is None:
+            self._sequences, self._stream = Sequences(), PacketStream(stream, self._say)
+        else:
+            self._sequences = NativeSequences(self._core)
+            self._stream = PacketStream(stream, self._say, self._take)
         self._submissions = Submissions()
-        self._events = TrackEvents(self._tracks, self._clocks, rows, self._submissions)
+        self._events = TrackEvents(self._tracks, self._clocks, rows, self._submissions, self._core)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
         self._losses = _Losses(rows)
@@ -460,6 +473,12 @@ class _Trace:
                 words = f"{data.left_out} of its fields do not fit in 1 MiB, and are not read"
                 self._say(f"the packet at byte {at} has {data.size_bytes} bytes: {words}")
 
+    def _take(self, data: bytes, at: int) -> int:
+        """Read packets in the core, while they are of the first machine. Return the place of the next one."""
+        if self._core is None or self._machine != 0 or self._tracks.machine:
+            return at
+        return self._core.take(data, at)
+
     def _packet(self, fields: list[tuple[int, Any]]) -> None:
         """Read a packet. Raises WireError."""
         of = dict(fields)
@@ -467,6 +486,18 @@ class _Trace:
             self._machine = machine
             self._tracks.enter(machine)
         sequence = self._sequences.sequence(of.get(_SEQUENCE, 0) + (self._tracks.machine << 32))
+        if self._core is None:
+            self._packet_of(of, sequence)
+            return
+        self._last_ns = max(self._last_ns, self._core.leave(sequence))
+        try:
+            self._packet_of(of, sequence)
+        finally:
+            has_snapshot, has_track = _SNAPSHOT in of or _SYNC in of, _TRACK in of
+            self._core.enter(sequence, self._last_ns, has_snapshot=has_snapshot, has_track=has_track)
+
+    def _packet_of(self, of: dict[int, Any], sequence: Sequence) -> None:
+        """Read a packet of a sequence. Raises WireError."""
         if not _OF_STATE.isdisjoint(of):
             self._change(of, sequence)
         sequence.is_begun = True

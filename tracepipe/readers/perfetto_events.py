@@ -32,6 +32,7 @@ import orjson
 from tracepipe.event.model import FLOW_LIMIT, TIME_LIMIT_NS, Record, cut_text
 from tracepipe.event.tables import packed
 from tracepipe.readers.ids import flow_number
+from tracepipe.readers.perfetto_core import NativePackets
 from tracepipe.readers.perfetto_sched import ThreadsInOrder
 from tracepipe.readers.perfetto_sequences import (
     ARG_NAMES,
@@ -368,9 +369,15 @@ class TrackEvents:
     """Reads events and adds their `rows`. `counted` counts what was not read, by kind."""
 
     def __init__(
-        self, tracks: Tracks, clocks: PerfettoClocks, rows: SortedRows, submissions: Submissions
+        self,
+        tracks: Tracks,
+        clocks: PerfettoClocks,
+        rows: SortedRows,
+        submissions: Submissions,
+        core: NativePackets | None = None,
     ) -> None:
         self._tracks, self._clocks, self._rows, self._submissions = tracks, clocks, rows, submissions
+        self._core = core
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
         self._firsts = Cache[tuple[Any, ...], bytes]()
@@ -524,6 +531,8 @@ class TrackEvents:
         """The rank of an event among those of its track and time: they are in the order of the file, but of
         whole slices that follow each other, the longest comes first.
         """
+        if self._core is not None:
+            return self._core.rank(track, ts_ns, is_whole)
         last_ns, rank, was_whole = self._last.get(track, (ts_ns, 0, is_whole))
         rank = 0 if last_ns != ts_ns else rank + (was_whole != is_whole)
         self._last[track] = ts_ns, rank, is_whole
@@ -619,6 +628,8 @@ class TrackEvents:
             self.counted["value|values that is|are not numeric"] += 1
             return
         self._add(ts_ns, (COUNTER, track, "", ""), packed({"value": value}))
+        if self._core is not None and not counter.is_incremental:
+            self._core.note_counter(track, counter.multiplier)
 
     def _more_values(self, ts_ns: int, many: _Many, sequence: Sequence) -> None:
         """Add the values of counters that an event has."""

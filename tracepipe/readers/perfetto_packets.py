@@ -151,6 +151,7 @@ _FIELDS_END: Final = 1024
 _VARINTS: Final = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
 _SIZES: Final = {FIXED64: 8, FIXED32: 4}
 Say = Callable[[str], None]
+Take = Callable[[bytes, int], int]
 
 
 class _Forward:
@@ -178,13 +179,16 @@ class _Forward:
         self._data, self._at = b"".join(parts), 0
         return missing <= 0
 
-    def packets(self) -> Iterator[tuple[int, bytes]]:
+    def packets(self, take: Take) -> Iterator[tuple[int, bytes]]:
         """The next packets that are whole in the buffer, and the place of each, while their lengths have at
         most three bytes. This is the fast way, for millions of packets.
         """
         data, at = self._data, self._at
         last = len(data) - _PACKET_HEAD_BYTES
         while at <= last and data[at] == _PACKET:
+            self._at = at = take(data, at)
+            if at > last or data[at] != _PACKET:
+                return
             size, start = data[at + 1], at + 2
             if size >= 0x80:
                 size, start = size & 0x7F | data[start] << 7, start + 1
@@ -222,14 +226,16 @@ class _Forward:
 
 
 class PacketStream:
-    """Reads the packets of a stream. `say` is called with each fault and its place."""
+    """Reads the packets of a stream. `say` is called with each fault and its place. `take` may read packets
+    in a buffer from a place on, and returns the place of the next packet.
+    """
 
-    def __init__(self, stream: BinaryIO, say: Say) -> None:
-        self._from, self._say = _Forward(stream.read), say
+    def __init__(self, stream: BinaryIO, say: Say, take: Take = lambda data, at: at) -> None:
+        self._from, self._say, self._take = _Forward(stream.read), say, take
 
     def packets(self) -> Iterator[tuple[int, bytes | LargePacket]]:
         """Each packet, and the byte at which it, or the compressed packet around it, begins. A large one is
-        valid until the next one is requested. Raises OutputError.
+        valid until the next one is requested. Those that `take` has read are left out. Raises OutputError.
         """
         yield from self._unpacked(self._from, None, 0)
 
@@ -257,7 +263,7 @@ class PacketStream:
 
     def _packets(self, source: _Forward, within: int | None) -> Iterator[tuple[int, bytes | LargePacket]]:
         while True:
-            for start, data in source.packets():
+            for start, data in source.packets(self._take):
                 yield start if within is None else within, data
             if not (head := source.head()):
                 return

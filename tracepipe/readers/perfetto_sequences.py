@@ -29,9 +29,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.readers.wire_fields import BYTES, VARINT, signed, tagged, varints
@@ -67,6 +68,32 @@ class Defaults:
     doubles: list[int] = field(default_factory=list)
 
 
+class Names:
+    """The names of a sequence, by the table and the number of each. `size_bytes` is what they take."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[int, int], bytes] = {}
+        self._bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._bytes
+
+    def get(self, table: int, iid: int) -> bytes | None:
+        """An entry of a table; None where it is not there."""
+        return self._entries.get((table, iid))
+
+    def keep(self, table: int, iid: int, entry: bytes) -> None:
+        """Keep an entry in place of the one with its number."""
+        old = self._entries.get((table, iid))
+        self._bytes += len(entry) + _ENTRY_BYTES - (0 if old is None else len(old) + _ENTRY_BYTES)
+        self._entries[table, iid] = entry
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._entries, self._bytes = {}, 0
+
+
 @dataclass(slots=True)
 class Sequence:
     """One packet sequence. `thread` is the track of the thread that writes it, where the sequence
@@ -75,7 +102,7 @@ class Sequence:
 
     id: int
     defaults: Defaults = field(default_factory=Defaults)
-    names: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
     is_valid: bool = False
     is_begun: bool = False
     thread: int | None = None
@@ -85,15 +112,14 @@ class Sequence:
     """The time of its last packet that has one."""
     totals: dict[int, int | float] = field(default_factory=dict)
     """The totals of counters whose values are differences, by track."""
-    names_bytes: int = 0
 
     def name(self, table: int, iid: int) -> bytes | None:
         """The whole entry of a table. For tables of texts, use `text_of`."""
-        return self.names.get((table, iid))
+        return self.names.get(table, iid)
 
     def text_of(self, table: int, iid: int) -> str | None:
         """The text of a table's entry; None where it is not there."""
-        entry = self.names.get((table, iid))
+        entry = self.names.get(table, iid)
         return None if entry is None else entry.decode("utf-8", "replace")
 
 
@@ -114,22 +140,27 @@ _TEXTS: Final = frozenset(
 
 
 class Sequences:
-    """All packet sequences."""
+    """All packet sequences. `new` makes one of those that are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, new: Callable[[int], Sequence] = Sequence) -> None:
         self.left_out = 0
+        self._new = new
         self._all: dict[int, Sequence] = {}
         self._bytes = 0
+
+    @property
+    def names_bytes(self) -> int:
+        """What the names of all sequences take."""
+        return self._bytes
 
     def sequence(self, id: int) -> Sequence:
         """A sequence by its id. If there are too many, it is one that is not kept."""
         found = self._all.get(id)
         if found is None:
-            found = Sequence(id)
             if len(self._all) >= _SEQUENCES_MAX:
                 self.left_out += 1
-                return found
-            self._all[id] = found
+                return Sequence(id)
+            found = self._all[id] = self._new(id)
         return found
 
     def forget(self) -> None:
@@ -140,8 +171,8 @@ class Sequences:
 
     def clear(self, sequence: Sequence) -> None:
         """Clear the state of a sequence."""
-        self._bytes -= sequence.names_bytes
-        sequence.names, sequence.names_bytes = {}, 0
+        self._bytes -= sequence.names.size_bytes
+        sequence.names.clear()
         sequence.defaults, sequence.totals = Defaults(), {}
         sequence.time_ns = None
         sequence.is_valid = True
@@ -154,16 +185,13 @@ class Sequences:
                 continue
             fields = dict(tagged(value))
             entry = fields.get(_TEXT, b"") if table in _TEXTS else value
-            size = len(entry) + _ENTRY_BYTES
-            if self._bytes + size > _NAMES_BYTES_MAX:
+            if self.names_bytes + len(entry) + _ENTRY_BYTES > _NAMES_BYTES_MAX:
                 self.left_out += 1
                 continue
-            key = (table, fields.get(_IID, 0))
-            if (old := sequence.names.get(key)) is not None:
-                size -= len(old) + _ENTRY_BYTES
-            sequence.names[key] = entry
-            sequence.names_bytes += size
-            self._bytes += size
+            names = sequence.names
+            self._bytes -= names.size_bytes
+            names.keep(table, fields.get(_IID, 0), entry)
+            self._bytes += names.size_bytes
 
 
 def defaults_of(data: bytes) -> Defaults:
@@ -226,6 +254,19 @@ class _Domain:
     times: dict[tuple[Clock, ...], list[int]] = field(default_factory=dict)
 
 
+class Stretch(NamedTuple):
+    """Times of a clock from `start_ns` on and before `end_ns`, to which `shift_ns` is added."""
+
+    unit_ns: int
+    is_incremental: bool
+    start_ns: int
+    end_ns: int
+    shift_ns: int
+
+
+_ALWAYS: Final = (-(1 << 63), (1 << 63) - 1)
+
+
 class PerfettoClocks:
     """Reads snapshots, and puts times on the clock of the trace."""
 
@@ -241,6 +282,8 @@ class PerfettoClocks:
         """How far the clocks of a machine are ahead of those of the host."""
         self._domains: dict[Clock, _Domain] = {}
         self._paths: dict[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]] | None] = {}
+        self._is_disordered = False
+        """Whether a clock was read again with an earlier time."""
         self._readings = 0
 
     def name(self, machine: int) -> str:
@@ -323,15 +366,14 @@ class PerfettoClocks:
                 del self._domains[clock].times[key][:gone]
             self._readings -= gone * len(key)
         for clock, ns in found.items():
-            self._domains[clock].times.setdefault(key, []).append(ns)
+            times = self._domains[clock].times.setdefault(key, [])
+            self._is_disordered |= bool(times) and ns < times[-1]
+            times.append(ns)
         self._readings += len(found)
 
     def trace_ns(self, value: int, clock: Clock) -> int | None:
         """A packet's time on the trace's clock; None where no snapshots relate it."""
-        machine = clock[0] >> 32
-        self._used.add(machine)
-        trace = self._trace_of(machine)
-        ahead_ns = self._ahead_ns.get(trace, 0)
+        trace, ahead_ns = self._use(clock)
         if clock == trace:
             return value - ahead_ns
         domain = self._domains.get(clock)
@@ -340,9 +382,7 @@ class PerfettoClocks:
         ns = value * domain.unit_ns
         if domain.is_incremental:
             ns = domain.last_ns = domain.last_ns + ns
-        if clock not in self._paths:
-            self._paths[clock] = self._path(clock)
-        path = self._paths[clock]
+        path = self._path_of(clock)
         if path is None:
             return None
         for here, there, key in path:
@@ -350,6 +390,46 @@ class PerfettoClocks:
             at = max(0, bisect_right(times, ns) - 1)
             ns += self._domains[there].times[key][at] - times[at]
         return ns - ahead_ns
+
+    def stretch(self, value: int, clock: Clock) -> Stretch | None:
+        """The times around that of a packet which are put on the trace's clock in the same way; None where
+        that is not known.
+        """
+        trace, trace_ahead_ns = self._use(clock)
+        if clock == trace:
+            return Stretch(1, False, *_ALWAYS, -trace_ahead_ns)
+        domain, path = self._domains.get(clock), self._path_of(clock) if clock in self._domains else None
+        if domain is None or path is None or self._is_disordered:
+            return None
+        ns = value * domain.unit_ns + (domain.last_ns if domain.is_incremental else 0)
+        (start, end), shift = _ALWAYS, 0
+        for here, there, key in path:
+            times = self._domains[here].times[key]
+            at = max(0, bisect_right(times, ns + shift) - 1)
+            start = max(start, times[at] - shift) if at else start
+            end = min(end, times[at + 1] - shift) if at + 1 < len(times) else end
+            shift += self._domains[there].times[key][at] - times[at]
+        return Stretch(domain.unit_ns, domain.is_incremental, start, end, shift - trace_ahead_ns)
+
+    def _use(self, clock: Clock) -> tuple[Clock, int]:
+        """Note that times of a machine are placed. Return its clock, and how far that is ahead."""
+        machine = clock[0] >> 32
+        self._used.add(machine)
+        trace = self._trace_of(machine)
+        return trace, self._ahead_ns.get(trace, 0)
+
+    def last_ns(self, clock: Clock) -> int:
+        """The last time of an incremental clock."""
+        return self._domains[clock].last_ns if clock in self._domains else 0
+
+    def set_last(self, clock: Clock, ns: int) -> None:
+        """Set the last time of an incremental clock."""
+        self._domains[clock].last_ns = ns
+
+    def _path_of(self, clock: Clock) -> list[tuple[Clock, Clock, tuple[Clock, ...]]] | None:
+        if clock not in self._paths:
+            self._paths[clock] = self._path(clock)
+        return self._paths[clock]
 
     def _path(self, clock: Clock) -> list[tuple[Clock, Clock, tuple[Clock, ...]]] | None:
         """The shortest chain of snapshots from a clock to that of its machine's times."""
