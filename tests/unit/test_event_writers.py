@@ -72,6 +72,7 @@ def test_memory_and_copies_have_their_sizes_under_both_names(layered: Any) -> No
     lines = layered(
         event("I", 1_000, "alloc", "memory", args={"size": 4096}),
         event("I", 1_000, "free", "memory", args={"address": 5}),
+        event("I", 1_000, "set", "memory", args={"size": 7}),
         event("I", 1_000, "gpu_mem", "memory", gpu=1, args={"total_bytes": 7}),
         span(1_000, 101_000, "HtoD", "transfer", args={"size_bytes": 200_000, "direction": "HtoD"}),
         event("I", 2_000, "copy", "transfer", args={"size": 5}),
@@ -80,11 +81,12 @@ def test_memory_and_copies_have_their_sizes_under_both_names(layered: Any) -> No
     assert picked(lines, *keys) == [
         ("memory", "alloc", None, 4096, 4096, None, None),
         ("memory", "free", None, None, None, None, None),
+        ("memory", "set", None, None, 7, None, None),
         ("gpu_mem", None, None, None, None, None, None),
         ("transfer", None, "H2D", 200_000, 200_000, 0.1, 2.0),
         ("transfer", None, "copy", 5, 5, None, None),
     ]
-    assert (lines[2]["gpu_id"], lines[2]["total_bytes"], lines[3]["ts"]) == (1, 7, 0.1)
+    assert (lines[3]["gpu_id"], lines[3]["total_bytes"], lines[4]["ts"]) == (1, 7, 0.1)
 
 
 def test_threads_of_a_gpu_have_lines_that_are_read_again(layered: Any, tmp_path: Path) -> None:

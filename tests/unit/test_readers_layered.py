@@ -456,6 +456,31 @@ def test_a_line_of_memory_may_state_its_size_twice_and_its_call_itself() -> None
     assert (record["name"], record["args"], problems) == ("alloc", args, [])
 
 
+def test_a_call_named_by_its_probes_with_arguments_in_an_object_is_one_call() -> None:
+    lines = [
+        {
+            "ts": 1,
+            "tid": 7,
+            "phase": "B",
+            "name": "uprobe:/usr/lib/libcuda.so.1:cuInit",
+            "args": {"flags": 1},
+        },
+        {
+            "ts": 2,
+            "tid": 7,
+            "phase": "E",
+            "name": "uretprobe:/usr/lib/libcuda.so.1:cuInit",
+            "args": {"ret": 0},
+        },
+    ]
+    records, problems = read(b"\n".join(orjson.dumps({"type": "userspace", **line}) for line in lines))
+    assert problems == []
+    assert [(one["name"], one["phase"], one["args"]) for one in records] == [
+        ("cuInit", "B", {"flags": 1, "probe": "uprobe:libcuda.so.1:cuInit"}),
+        ("cuInit", "E", {"ret": 0}),
+    ]
+
+
 def test_identity_fields_are_fields_and_not_args() -> None:
     record = one(pid=1, tid=2, cpu=3, comm="python")
     assert {key: record[key] for key in ("pid", "tid", "cpu", "comm")} == {

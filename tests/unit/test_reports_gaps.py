@@ -212,6 +212,14 @@ def test_context_switch_points(load: Load) -> None:
     assert counted["cuCtxSetCurrent"] == (1, 0)
 
 
+def test_context_switch_points_are_listed_where_no_work_of_a_gpu_is_known(load: Load) -> None:
+    shown = run(load(span(1_400, 1_450, "nv_bind_context_x", "kernel")), Options()).as_json()
+    assert [(row["name"], row["dur_ns"], row["in_idle"]) for row in shown["context_points"]] == [
+        ("nv_bind_context_x", 50, None)
+    ]
+    assert [(row["count"], row["in_idle"]) for row in shown["contexts"]] == [(1, None)]
+
+
 def test_a_gap_within_the_bound_of_the_clock_and_lost_events_are_reported(load: Load) -> None:
     clock = {"clock": "globaltimer:0"}
     result = run(

@@ -32,7 +32,9 @@ idle before it continued with another process. NONE is an unknown value. Shapes 
 
 
 def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Table]:
-    """The points by kind and name, and the first of them one by one; no tables without points."""
+    """The points by kind and name, and the first of them one by one; no tables without points. Without `idle`
+    times, it is not known what happened in one.
+    """
     hooks = load_set("context-switch").hooks
     patterns = [hook.pattern for hook in hooks if ":" not in hook.pattern and hook.layer in _ABOUT_CONTEXTS]
     driver = rows_named(run, "kernel", lambda name: any(fnmatchcase(name, pattern) for pattern in patterns))
@@ -54,7 +56,7 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
     shown = order[:top] if top > 0 else order
     known = ([None if value == NONE else value for value in of[shown].tolist()] for of in (gpu, tid, dur_ns))
     rows = [
-        (at_ns, names[at], _KINDS[kind[at]], *cells, "yes" if in_idle[at] else "no")
+        (at_ns, names[at], _KINDS[kind[at]], *cells, ("yes" if in_idle[at] else "no") if idle else None)
         for at, at_ns, *cells in zip(
             shown.tolist(), (start_ns[shown] - run.facts.start_ns).tolist(), *known, strict=True
         )
@@ -73,7 +75,7 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     of_name = np.array([numbers[name] for name in names], np.int32)
     points = {"kind": kind, "name": of_name, "in_idle": in_idle, "dur_ns": dur_ns}
-    return [_by_name(run, points, [*numbers], top), in_order]
+    return [_by_name(run, points, [*numbers], top, knows_idle=bool(idle)), in_order]
 
 
 def _of_processes(run: Run, work: Work) -> _Points:
@@ -105,7 +107,7 @@ def _of_rows(run: Run, name: str, rows: Ints) -> _Points:
     return names, layer.start_ns, gpus, tids, lengths_ns
 
 
-def _by_name(run: Run, points: dict[str, Any], names: list[str], top: int) -> Table:
+def _by_name(run: Run, points: dict[str, Any], names: list[str], top: int, *, knows_idle: bool) -> Table:
     """The points by kind and name, those with the most time."""
     found = run.store.rows(
         f"""select kind, name, count(*), count(*) filter (in_idle), {spread_of(f"nullif(dur_ns, {NONE})")}
@@ -113,7 +115,7 @@ def _by_name(run: Run, points: dict[str, Any], names: list[str], top: int) -> Ta
         points=points,
     )
     rows: list[tuple[Any, ...]] = [
-        (kind, names[name], count, in_idle, *cells_of(*spread))
+        (kind, names[name], count, in_idle if knows_idle else None, *cells_of(*spread))
         for kind, name, count, in_idle, *spread in found
     ]
     rows.sort(key=lambda row: (row[4] is None, -(row[4] or 0), row[1], row[0]))

@@ -37,6 +37,7 @@ _OWN_KEYS: Final = frozenset(
 )  # fmt: skip
 _OWN_KEYS_AND_LAYER: Final = _OWN_KEYS | {"layer"}
 _WHO: Final = ("pid", "tid", "cpu", "comm")
+_NO_ALLOCATIONS: Final = ("free", "free_host", "set")
 _SHORT_WAYS: Final = {f"{a}to{b}": f"{a}2{b}" for a in "HDAP" for b in "HDAP"}
 
 
@@ -164,6 +165,8 @@ class LayeredWriter(LineWriter):
         if shape.type in ("memory", "transfer"):
             size = next((args[key] for key in SIZE_KEYS if key in args), None)
             args = args | ({} if size is None else {"size": size, "size_bytes": size})
+            if shape.type == "memory" and shape.name in _NO_ALLOCATIONS:
+                args.pop("size", None)  # scripts add the sizes of all lines of this type
         own = _OWN_KEYS if shape.layer is None else _OWN_KEYS_AND_LAYER
         return {f"{key}_" if key in own else key: value for key, value in args.items()}
 

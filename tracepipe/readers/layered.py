@@ -30,6 +30,7 @@ from tracepipe.event.model import (
     Record,
 )
 from tracepipe.event.vocabulary import COPY_KINDS, direction_named
+from tracepipe.hooks.probe_names import PATTERN, probe_named
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
 from tracepipe.hooks.slots import decode_command
 from tracepipe.readers.bpftrace_records import (
@@ -94,6 +95,7 @@ _NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
 _FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
 _HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
+_PROBE = re.compile(PATTERN)
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
 # Lines of several processors come out of order, within the interval at which the buffers are read.
 _DISORDER_NS = 1_000_000_000
@@ -216,6 +218,12 @@ class LayeredLines(ScriptLines[Record]):
         record: Record = {"type": layer, "name": name, "phase": phase, "ts_ns": ts_ns}
         record |= {key: line[key] for key in ("pid", "tid", "cpu", "comm") if key in line}
         args = {key: value for key, value in line.items() if key not in _FIELDS}
+        if type(args.get("args")) is dict:
+            args = args.pop("args") | args
+        if _PROBE.fullmatch(name):  # bpftrace's `probe`, which differs for the entry and the return
+            if phase != "E":
+                args["probe"] = name
+            record["name"] = probe_named(name).name
         if kind == "hook" and type(args.get("layer")) is str:
             record["layer"] = args.pop("layer")
         elif kind not in LAYER_OF_TYPE:

@@ -71,7 +71,7 @@ def run(run: Run, options: Options) -> Result:
     work = gpu_work(run)
     if not len(work):
         tables, notes = launch_tables(run, options.top, least_ns)
-        result.parts += tables
+        result.parts += [*tables, *context_tables(run, work, [], options.top)]
         known = "these figures are from calls alone" if tables else "so its idle time is not known"
         result.notes += [f"no work of a GPU (kernel, copy, warp) was recorded, {known}", *notes]
         result.notes += ["tracepipe capture --gpu kernels records when the GPU works"]
