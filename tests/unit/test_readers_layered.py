@@ -476,7 +476,7 @@ def test_a_call_named_by_its_probes_with_arguments_in_an_object_is_one_call() ->
     records, problems = read(b"\n".join(orjson.dumps({"type": "userspace", **line}) for line in lines))
     assert problems == []
     assert [(one["name"], one["phase"], one["args"]) for one in records] == [
-        ("cuInit", "B", {"flags": 1, "probe": "uprobe:libcuda.so.1:cuInit"}),
+        ("cuInit", "B", {"flags": 1, "probe": "uprobe:/usr/lib/libcuda.so.1:cuInit"}),
         ("cuInit", "E", {"ret": 0}),
     ]
 
