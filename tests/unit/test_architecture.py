@@ -89,8 +89,8 @@ COMPOSING = {"__main__"}
 # Which everything may import: the version, errors, options, who called sudo, which rank this is, room on a
 # disk, what is under a path, how numbers and names are written.
 GROUND = {
-    "", "__version__", "disk_space", "errors", "kernel_names", "launchers", "libraries", "options", "paths",
-    "printable", "sudo", "units",
+    "", "__version__", "disk_space", "errors", "kernel_names", "launchers", "libraries", "mangled_names",
+    "options", "paths", "printable", "sudo", "units",
 }  # fmt: skip
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
 OF_COLUMNS = {

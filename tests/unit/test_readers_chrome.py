@@ -679,6 +679,7 @@ C4, LAUNCH_4 = {"args": {"correlation": 4}}, {"launch": 4}
         ({"cat": "mtia_runtime", "name": "runtimeLaunch", **C4}, "userspace", "runtimeLaunch", LAUNCH_4),
         ({"cat": "privateuse1_driver", "name": "fMemcpy", **C4}, "userspace", "fMemcpy", LAUNCH_4),
         ({"cat": "Kernel", "tid": "stream 7", "pid": 0}, "gpu_kernel", "f", {"gpu": 0, "stream": 7}),
+        ({"cat": "kernel", "name": "_Z3addIfEvPT_.kd", "tid": 1, "pid": 0}, "gpu_kernel", "add<float>", {}),
         (
             {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "pid": 0, "tid": 3},
             "transfer",

@@ -78,8 +78,9 @@ from tracepipe.event.model import (
 from tracepipe.event.tables import LongNames, packed
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
+from tracepipe.mangled_names import demangled
 from tracepipe.native import library
-from tracepipe.readers import xplane
+from tracepipe.readers import xla_events
 from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text, stream_number
 from tracepipe.readers.json_elements import (
     Elements,
@@ -392,7 +393,7 @@ class Kinds:
         self.sees_kineto = is_kineto
         self.xla = dict(xla or {})
         """The names of XLA's processes and threads that have any meaning here."""
-        self.has_gpu_of_xla = any(map(xplane.GPU.match, self.xla.values()))
+        self.has_gpu_of_xla = any(map(xla_events.GPU.match, self.xla.values()))
         self.has_late_names = self._has_kinds = False
         self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = {}
@@ -437,7 +438,7 @@ class Kinds:
         form = _XLA_PROCESS if tid is None else _XLA_LINE
         if form.fullmatch(name) and self.xla.get((pid, tid)) != name and len(self.xla) < _XLA_NAMES_MAX:
             self.xla[pid, tid] = name
-            self.has_gpu_of_xla |= xplane.GPU.match(name) is not None
+            self.has_gpu_of_xla |= xla_events.GPU.match(name) is not None
             self.has_late_names |= self._has_kinds
 
     def _of_xla(self, event: dict[str, Any], args: dict[str, Any]) -> Kind | None:
@@ -446,21 +447,21 @@ class Kinds:
         process = self.xla.get((pid, None), "")
         if type(args.get("correlation_id")) is str and _INDEX.fullmatch(args["correlation_id"]):
             args = args | {"correlation_id": int(args["correlation_id"])}
-        if gpu := xplane.GPU.match(process):
+        if gpu := xla_events.GPU.match(process):
             line = self.xla.get((pid, self._ids.number(event.get("tid"))), "")
-            if stream := xplane.STREAM.match(line):
+            if stream := xla_events.STREAM.match(line):
                 args = dict(args)
-                fields = xplane.work_fields(name, args)
+                fields = xla_events.work_fields(name, args)
                 fields |= {"gpu": int(gpu[1]), "stream": int(stream[1])}
                 fields = self._thread(event, **fields) if fields["type"] == "memory" else fields
-                return Kind(fields, xplane.launch_of(args), own_args=args)
+                return Kind(fields, xla_events.launch_of(args), own_args=args)
             return Kind(self._thread(event, type="hook", layer=line or EVENTS))
         if not process or not self.has_gpu_of_xla:
             return None
         if "correlation_id" in args:
-            launch = xplane.launch_of(args) if xplane.launches(name) else None
+            launch = xla_events.launch_of(args) if xla_events.launches(name) else None
             return Kind(self._thread(event, type="userspace"), launch, own_args=args)
-        return Kind(self._thread(event, **xplane.call_fields(name)))
+        return Kind(self._thread(event, **xla_events.call_fields(name)))
 
     def _thread(self, event: dict[str, Any], **fields: object) -> dict[str, Any]:
         # PyTorch writes 0 for a thread that it does not know: GPU 0 has that number too.
@@ -516,6 +517,8 @@ class Kinds:
         if place is None:
             return self._other(event, category, args)
         fields["gpu"], fields["stream"] = place
+        if (name := str(event.get("name"))).startswith("_Z"):
+            fields.setdefault("name", demangled(name))
         launch = self._launch(args)
         self.ranks.add_work(*place)
         stated = {"device", "stream", "correlation"} if launch is not None else {"device", "stream"}

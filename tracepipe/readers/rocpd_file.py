@@ -23,6 +23,7 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.mangled_names import demangled
 from tracepipe.readers.ids import Launches
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sqlite_tables import (
@@ -104,7 +105,7 @@ class _Session:
     def kernel(self, number: object) -> str:
         """The whole name of a kernel."""
         name = self._kernels.get(number) or self._symbols.get(number) or f"kernel {number}"
-        return name.removesuffix(".kd")
+        return demangled(name.removesuffix(".kd"))
 
     def pid(self, value: object) -> int | None:
         """The process for a row's value, which is a row of processes, or an id."""

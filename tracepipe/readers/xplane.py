@@ -21,7 +21,6 @@ CLOCK_REALTIME.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,9 +29,8 @@ from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
-from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
-from tracepipe.event.vocabulary import direction_named
-from tracepipe.readers.ids import LAUNCHES, Ids, flow_number
+from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
+from tracepipe.readers.ids import Ids, flow_number
 from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
 from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE, SortedEvents, batches_of
 from tracepipe.readers.wire_fields import (
@@ -47,9 +45,9 @@ from tracepipe.readers.wire_fields import (
     tagged,
     varint,
 )
+from tracepipe.readers.xla_events import GPU, STREAM, Stats, call_fields, launch_of, launches, work_fields
 from tracepipe.units import counted
 
-Stats = dict[str, Any]
 # The most bytes that are kept for the numbers of a plane: names of operators, sizes of grids, paths of
 # sources.
 _TEXT_BYTES_MAX: Final = 12 << 20
@@ -58,23 +56,7 @@ _NAME_BYTES, _LIST_BYTES, _ONE_BYTES = 180, 170, 40
 _STAT_BYTES_MAX: Final = 4096
 # The most stats of an event. A stat of four bytes may refer to a text of 4 KB.
 _STATS_MAX: Final = 256
-GPU: Final = re.compile(r"/device:GPU:(\d{1,9})")
-STREAM: Final = re.compile(r"Stream #(\d{1,18})")
-_NUMBER = re.compile(r"[0-9]{1,18}")
-_SIZE = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9}){2}")
-_FUNCTION = re.compile(r"(cu|cuda|hip)[A-Z]")
-_DETAIL = re.compile(r"(\w+):(\S*)")
 _HOST: Final = ("/host:", "Host CPUs", "Syscalls")
-_DETAILS: Final = {
-    "kernel_details": "kernel",
-    "memcpy_details": "copy",
-    "Memset_details": "set",
-    "memset_details": "set",
-    "memalloc_details": "alloc",
-    "MemFree_details": "free",
-    "memfree_details": "free",
-}
-_RENAMED: Final = {"regs": "registers", "static_shared": "shared_bytes", "num_bytes": "size"}
 # The stats for what an event produced, and for what it consumed: a type and a number each.
 _MADE, _USED = ("_pt", "_p"), ("_ct", "_c")
 _FLOWS_MAX: Final = 1 << 15
@@ -376,43 +358,6 @@ class _Space:
         if self._sums:
             words = "event|events has|have a sum instead of times: it|they is|are not drawn"
             yield Problem(0, "num_occurrences", counted(self._sums, words), skipped=False)
-
-
-def work_fields(name: str, args: Stats) -> dict[str, Any]:
-    """The fields of work of a stream, by the details in its arguments, which are divided into arguments."""
-    fields: dict[str, Any] = {"name": name, "type": "gpu_kernel"}
-    detail = next((key for key in _DETAILS if type(args.get(key)) is str), "")
-    kind = _DETAILS.get(detail, "kernel")
-    for key, value in _DETAIL.findall(args.pop(detail, "")):
-        if key in ("grid", "block") and _SIZE.fullmatch(value):
-            if kind == "kernel":
-                fields[key] = tuple(int(part) for part in value.split(","))
-        else:
-            args[_RENAMED.get(key, key)] = int(value) if _NUMBER.fullmatch(value) else value
-    if kind in ("alloc", "free"):
-        return {"type": "memory", "name": kind}
-    if kind != "kernel":
-        called = "memset" if kind == "set" else direction_named(name.removeprefix("Memcpy"))
-        fields |= {"type": "transfer", "name": called}
-    return fields
-
-
-def call_fields(name: str) -> dict[str, Any]:
-    """The fields of an event of the host that has no launch."""
-    if name.startswith("$"):
-        return {"type": "hook", "layer": "python", "name": name[1:]}
-    return {"type": "annotation", "domain": "xla"}
-
-
-def launches(name: str) -> bool:
-    """Whether a call of the host launches work. On NVIDIA's GPUs, XLA names a launch after its kernel."""
-    return LAUNCHES.search(name) is not None or not _FUNCTION.match(name)
-
-
-def launch_of(args: Stats) -> int | None:
-    """The number of a launch, which calls share with their work; None where there is none."""
-    number = args.get("correlation_id")
-    return number if type(number) is int and 0 < number <= COLUMN_LIMIT else None
 
 
 def sniff(head: bytes) -> bool:
