@@ -598,20 +598,6 @@ def test_gpus_and_launches_of_merged_ranks_are_told_apart(rows: str, order: str)
     assert ["GPU 1 is device 0 of process" in one for one in stated] == [True] * is_renumbered
 
 
-def test_arrows_that_are_not_followed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome, "_ARROWS_MAX", 2)
-    some: list[dict[str, Any]] = []
-    for pid in (1, 2):
-        call = EVENT | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid}
-        for number in range(4):
-            arrow = {"cat": "ac2g", "name": "ac2g", "id": f"{pid} {number}", "ts": number}
-            some += [call | {"args": {"correlation": 1 + number}}, call | arrow | {"ph": "s"}]
-            some.append(EVENT | arrow | {"ph": "f", "pid": 0, "tid": 7})
-    _, problems = read({"schemaVersion": 1, "traceEvents": some})
-    words = "arrows from launches are not followed: there are more than can be kept"
-    assert [one.message for one in problems if "arrows" in one.message] == [f"2 {words}"]
-
-
 @pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("names_are_first", [True, False])
 def test_gpus_of_xla_are_known_by_the_names_of_their_rows(names_are_first: bool) -> None:

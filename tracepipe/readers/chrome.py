@@ -90,6 +90,7 @@ from tracepipe.readers.json_elements import (
     ns_of,
     ns_of_text,
 )
+from tracepipe.readers.merged_ranks import MergedRanks
 from tracepipe.readers.recording import (
     BOM,
     FirstProblems,
@@ -134,9 +135,7 @@ _STREAM = re.compile(r"\D*(\d{1,20})")
 _INDEX = re.compile(r"[0-9]{1,10}")
 _COPY = re.compile(r"Memcpy (\w+)")
 _GPU_COUNTERS = re.compile(r"GPU (\d{1,9})\b")
-_PROCESS_SHIFT, _RANK_SHIFT = 32, 40
-# What is kept of a file of several ranks.
-_PROCESSES_MAX, _GPUS_MAX, _ROWS_MAX, _ARROWS_MAX = 1 << 8, 1 << 10, 1 << 14, 1 << 15
+_RANK_SHIFT: Final = 40
 # How the categories of calls of runtimes and drivers end, also of devices that PyTorch does not know.
 _OF_RUNTIMES: Final = ("_runtime", "_driver")
 # PyTorch's names of a GPU and of a stream, and the first of the places that it gives to 16 GPUs.
@@ -212,169 +211,8 @@ def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= ID_LIMIT
 
 
-_Row = tuple[int | None, int]
-"""The process of a GPU's row in the file, and the stream."""
-
-
 XlaNames = dict[tuple[int | None, int | None], str]
 """The names of processes, and of threads, whose second number is not None."""
-
-
-class MergedRanks:
-    """GPUs and launches of a file into which the traces of several ranks may have been merged.
-
-    In a file of PyTorch's profiler, the rows of a GPU have its number as their process, and as `device` too.
-    Whoever merges files changes the processes, not `device`: rows of one device that have different processes
-    are different GPUs. Each process counts its launches on its own. The work of a row is of the process from
-    which the arrows of the file (`ac2g`) lead there, or else of the only process before it in the file, or
-    else of the one that had such a launch last.
-    """
-
-    def __init__(self, *, follows_arrows: bool = False) -> None:
-        self.follows_arrows = follows_arrows
-        self._gpus: dict[tuple[int | None, int | None], int] = {}
-        """The number of a GPU by process and `device`, None where that is not stated."""
-        self._of_gpus: dict[int, int | None] = {}
-        """The process of a GPU."""
-        self._of_rows: dict[int | None, int] = {}
-        """The first GPU of a process."""
-        self._lowest = 0
-        self._processes: dict[int, int] = {}
-        """The number of each process that launches work."""
-        self._before: dict[_Row, int | None] = {}
-        """By row, the only process before it in the file, None where there was none or there were several."""
-        self._rows: dict[_Row, int] = {}
-        """By row, the process from which the first arrow leads to it."""
-        self._others: dict[tuple[int, _Row], int] = {}
-        """The process of work that is not of its row's process, by time."""
-        self._shared: set[_Row] = set()
-        self._begins: dict[int, tuple[int | None, bool]] = {}
-        """The process of the begin of an arrow, None where several have one id, and whether it has an end."""
-        self._ends: dict[int, list[tuple[_Row, int]]] = {}
-        """Ends of arrows that come before their begin."""
-        self._kept = 0
-        self._last: dict[int, int] = {}
-        """By the number of a launch, the process that had it last."""
-        self.left_out = 0
-        """The ends of arrows that are not followed, as there are more than can be kept."""
-
-    @property
-    def are_several(self) -> bool:
-        """Whether there are calls of several processes."""
-        return len(self._processes) > 1
-
-    def gpu(self, process: int | None, device: int | None, index: int | None) -> int | None:
-        """The number of the GPU of a row's process and its `device`, or else `index`, the id of the process,
-        where they are stated.
-        """
-        if device is None and process in self._of_rows:
-            return self._of_rows[process]
-        number = self._gpus.get((process, device))
-        if number is not None:
-            return number
-        number = index if device is None else device
-        if number is None or len(self._gpus) >= _GPUS_MAX:
-            return number
-        if number in self._of_gpus and (stated := self._gpus.pop((process, None), None)) is not None:
-            number = stated
-        else:
-            while number in self._of_gpus:
-                number, self._lowest = self._lowest, self._lowest + 1
-        self._gpus[process, device] = number
-        self._of_gpus[number] = process
-        self._of_rows.setdefault(process, number)
-        return number
-
-    def add_call(self, process: int | None) -> None:
-        """Note a process that launches work."""
-        if process is not None and len(self._processes) < _PROCESSES_MAX:
-            self._processes.setdefault(process, len(self._processes))
-
-    def add_work(self, gpu: int, stream: int) -> None:
-        """Note a row that has work."""
-        if len(self._before) < _ROWS_MAX:
-            row = self._of_gpus.get(gpu), stream
-            self._before.setdefault(row, 0 if len(self._processes) == 1 else None)
-
-    def begin_arrow(self, id: int, process: int | None) -> None:
-        """Note where an arrow begins."""
-        self.add_call(process)
-        number = None if process is None else self._processes.get(process)
-        if number is None:
-            return
-        known, has_end = self._begins.get(id, (None, True))
-        if len(self._begins) >= _ARROWS_MAX:
-            del self._begins[next(iter(self._begins))]
-        self._begins[id] = number if has_end or known == number else None, False
-        for row, ts_ns in self._ends.pop(id, ()):
-            self._kept -= 1
-            self.end_arrow(id, row, ts_ns)
-
-    def end_arrow(self, id: int, row: _Row, ts_ns: int) -> None:
-        """Note where an arrow ends."""
-        if (known := self._begins.get(id)) is None:
-            if self._kept < _ARROWS_MAX:
-                self._ends.setdefault(id, []).append((row, ts_ns))
-                self._kept += 1
-            return
-        number, _ = known
-        self._begins[id] = number, True
-        if number is None or (row not in self._rows and len(self._rows) >= _ROWS_MAX):
-            return
-        if number == self._rows.setdefault(row, number):
-            return
-        if len(self._others) < _ARROWS_MAX:
-            self._others[ts_ns, row] = number
-            self._shared.add(row)
-        else:
-            self.left_out += 1
-
-    def set_processes(self, rows: Rows) -> None:
-        """Put the processes of launches above their numbers, and the GPUs of processes into allocations."""
-        calls, works, of_rows = dict[int, int](), dict[int, _Row](), self._before | self._rows
-        for at, first in enumerate(rows.firsts):
-            record = orjson.loads(first)
-            if record["type"] == "memory" and "gpu" in record:
-                rows.firsts[at] = packed(record | {"gpu": self._gpu_of(record.get("pid"), record["gpu"])})
-            elif "launch" in record and "stream" in record:
-                works[at] = self._of_gpus.get(record["gpu"]), record["stream"]
-            elif "launch" in record:
-                calls[at] = self._processes.get(record.get("pid", -1), 0)
-        of_first = np.zeros(len(rows.firsts), np.int64)
-        of_first[list(calls)] = list(calls.values())
-        of_first[list(works)] = [of_rows.get(row) or 0 for row in works.values()]
-        process: Int64s = of_first[rows.first]
-        # Work one by one, where its row does not decide.
-        single = {at for at, row in works.items() if row in self._shared or of_rows.get(row) is None}
-        single |= calls.keys() if None in of_rows.values() else set()
-        for at in np.flatnonzero(np.isin(rows.first, list(single))).tolist():
-            of, number = int(rows.first[at]), int(rows.number[at])
-            if of in works:
-                of_row = of_rows.get(works[of])
-                default = self._last.get(number, 0) if of_row is None else of_row
-                process[at] = self._others.get((int(rows.ts_ns[at]), works[of]), default)
-            else:
-                if len(self._last) >= _ARROWS_MAX:
-                    del self._last[next(iter(self._last))]
-                self._last[number] = calls[of]
-        has_launch = np.isin(rows.first, [*calls, *works]) & (rows.number > 0)
-        rows.number = np.where(has_launch, rows.number | process << _PROCESS_SHIFT, rows.number)
-
-    def _gpu_of(self, process: int | None, device: int) -> int:
-        """The GPU of a process that launches work on it, by its `device`."""
-        number = None if process is None else self._processes.get(process)
-        own = {row for row, of in (self._before | self._rows).items() if of is not None and of == number}
-        of_process = {row for row, _ in own}
-        gpus = (gpu for (of, at), gpu in self._gpus.items() if at == device and of in of_process)
-        return next(gpus, device)
-
-    def renumbered(self) -> dict[int, tuple[int | None, int]]:
-        """The process and `device` of each GPU whose number is not that of its device."""
-        return {
-            number: (process, device)
-            for (process, device), number in self._gpus.items()
-            if device is not None and number != device
-        }
 
 
 class Kinds:
@@ -420,7 +258,7 @@ class Kinds:
         if event["ph"] == "s":
             self.ranks.begin_arrow(flow_number(*id), process)
         elif (stream := _stream(event.get("tid"))) is not None:
-            self.ranks.end_arrow(flow_number(*id), (process, stream), ts_ns)
+            self.ranks.end_arrow(flow_number(*id), process, stream, ts_ns)
 
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         """The kind of an event with these arguments."""
@@ -1621,9 +1459,6 @@ class _Trace:
                 "(args.time_not_known)": self._undated,
                 "name|names of processes and threads is|are left out: there are more than can be kept": (
                     events.names_left_out
-                ),
-                "arrow|arrows from launches is|are not followed: there are more than can be kept": (
-                    events.ranks.left_out
                 ),
                 "value|values of counters is|are left out: they are not numbers": events.no_numbers,
                 "line|lines of systemTraceEvents is|are not read": self._around.ftrace_lines,
