@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,113 @@ def test_all_that_was_written_is_read(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", _TAKEN)
 def test_all_that_others_wrote_is_read(name: str, tmp_path: Path) -> None:
     assert_same_facts(Case(FIXTURES / name).input.read_bytes(), tmp_path)
+
+
+_CLONED = 0x10000
+_FIRST = ("new", 5, 1, 9, "first", 0)
+# What ftrace and the process tree say of tasks: runs of threads (begin, end, tid, name), new tasks (time, by
+# whom, id, name, flags), ends and names of tasks, marks, and lines of the tree (time, pid, tid, name).
+_LIVES: dict[str, list[tuple[Any, ...]]] = {
+    "fork of a known id": [
+        ("run", 10, 20, 9, "first"), ("run", 30, 50, 5, "other"), ("new", 40, 5, 9, "new", 0),
+        ("run", 50, 60, 9, "new"),
+    ],
+    "thread of its maker": [
+        _FIRST, ("run", 10, 20, 9, "first"), ("new", 12, 9, 10, "b", _CLONED), ("run", 20, 30, 10, "b"),
+    ],
+    "thread of another process": [
+        _FIRST, ("new", 6, 9, 10, "a", _CLONED), ("run", 10, 20, 10, "a"), ("end", 25, 10),
+        ("new", 30, 1, 11, "other", 0), ("new", 31, 11, 10, "b", _CLONED), ("run", 40, 50, 10, "b"),
+        ("run", 50, 60, 11, "other"),
+    ],
+    "renamed": [_FIRST, ("run", 10, 20, 9, "python"), ("name", 15, 9, "python")],
+    "ended without a new task": [("run", 10, 20, 9, "a"), ("end", 25, 9), ("run", 30, 40, 9, "b")],
+    "trees": [
+        ("tree", 1, 9, None, "/bin/nine"), ("tree", 1, 9, 9, "main"), ("tree", 1, 9, 10, "a"),
+        ("run", 10, 20, 10, "a"), ("end", 21, 10), ("end", 22, 9), ("new", 30, 1, 9, "new", 0),
+        ("new", 31, 9, 10, "b", _CLONED), ("run", 32, 40, 10, "b"), ("run", 40, 50, 9, "new"),
+        ("tree", 35, 9, None, "/bin/other"),
+    ],
+    "marks": [
+        _FIRST, ("mark", 10, 9, "B|9|m"), ("mark", 12, 9, "E|9"), ("end", 15, 9), ("new", 20, 1, 9, "new", 0),
+        ("mark", 30, 9, "B|9|m"), ("mark", 32, 9, "E|9"),
+    ],
+    "maker known later": [
+        ("new", 5, 50, 51, "a", _CLONED), ("run", 10, 20, 51, "a"), ("run", 20, 30, 50, "b"),
+        ("tree", 40, 50, None, "/bin/fifty"),
+    ],
+    "main thread without an entry": [("tree", 1, 9, None, "/bin/nine"), ("run", 10, 20, 9, "main")],
+    "another processor first": [
+        ("new", 100, 1, 9, "b", 0), ("run", 110, 120, 9, "b"), ("cpu", 1), ("run", 10, 20, 9, "a"),
+    ],
+}  # fmt: skip
+
+
+def of_lives(facts: list[tuple[Any, ...]]) -> TraceMade:
+    trace = TraceMade()
+    ftrace = trace.packet().ftrace_events
+    ftrace.cpu = 0
+    for kind, *of in facts:
+        if kind == "cpu":
+            ftrace = trace.packet().ftrace_events
+            ftrace.cpu = of[0]
+        elif kind == "tree":
+            ts_ns, pid, tid, name = of
+            tree = trace.packet(timestamp=ts_ns).process_tree
+            if tid is None:
+                tree.processes.add(pid=pid, cmdline=[name])
+            else:
+                tree.threads.add(tid=tid, tgid=pid, name=name)
+        elif kind == "run":
+            begin_ns, end_ns, tid, name = of
+            begins, ends = (
+                ftrace.event.add(timestamp=ts_ns, pid=by).sched_switch
+                for ts_ns, by in ((begin_ns, 0), (end_ns, tid))
+            )
+            begins.prev_pid, begins.next_pid, begins.next_comm = 0, tid, name
+            ends.prev_pid, ends.prev_comm, ends.prev_state, ends.next_pid = tid, name, 1, 0
+        elif kind == "new":
+            new = ftrace.event.add(timestamp=of[0], pid=of[1]).task_newtask
+            new.pid, new.comm, new.clone_flags = of[2:]
+        else:
+            event = ftrace.event.add(timestamp=of[0], pid=of[1])
+            if kind == "end":
+                event.sched_process_free.pid = of[1]
+            elif kind == "name":
+                event.task_rename.pid, event.task_rename.newcomm = of[1:]
+            else:
+                event.print.buf = of[2]
+    return trace
+
+
+def identities(trace: bytes) -> list[tuple[Any, ...]]:
+    """The runs and slices of threads, each with its thread and process by the order of their first ones, and
+    with their names.
+    """
+    sql = """
+    select ts, dur, utid, upid, t.name as thread, p.name as process from
+      (select ts, dur, utid from thread_state where state = 'Running'
+      union all select ts, dur, utid from slice s join thread_track k on k.id = s.track_id)
+    join thread t using (utid) left join process p using (upid) where t.tid != 0 order by ts, dur"""
+    with RealTraceProcessor(trace) as tp:
+        rows = tp.rows(sql)
+    numbers: list[dict[Any, int]] = [{}, {None: -1}]
+    return [
+        (
+            row["ts"], row["dur"],
+            *(of.setdefault(row[key], len(of)) for key, of in zip(("utid", "upid"), numbers, strict=True)),
+            *((row[key] or "").partition(" (pid ")[0].rpartition("/")[2] for key in ("thread", "process")),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _LIVES)
+def test_tasks_with_one_id_are_told_apart_as_by_the_trace_processor(name: str, tmp_path: Path) -> None:
+    trace = of_lives(_LIVES[name]).bytes
+    (tmp_path / "trace.pftrace").write_bytes(trace)
+    before, after = identities(trace), identities(converted(tmp_path / "trace.pftrace", "perfetto")[0])
+    assert after == before and before
 
 
 def of_machines(case: str) -> TraceMade:

@@ -17,7 +17,7 @@ from tests.support.batches import read_all
 from tests.support.perfetto_trace import BEGIN, CLEARED, END, INSTANT, MONOTONIC, NEEDS, TraceMade
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import perfetto, perfetto_packets
+from tracepipe.readers import perfetto, perfetto_lives, perfetto_packets
 from tracepipe.reports import gaps, summary
 from tracepipe.store.run import load_run
 
@@ -102,6 +102,41 @@ def test_marks_of_atrace_are_slices_instants_and_counters() -> None:
     assert [one.message for one in problems] == [
         "3 events of ftrace are not of a kind that is read: they are left out"
     ]
+
+
+def reused() -> tuple[TraceMade, Any]:
+    """Process 9 runs at 10, ends at 20 and comes again at 30."""
+    trace = TraceMade()
+    ftrace = bundle(trace)
+    switch(ftrace, 10, 0, 0, 9)
+    switch(ftrace, 15, 9, 1, 0)
+    ftrace.event.add(timestamp=20, pid=9).sched_process_free.pid = 9
+    new = ftrace.event.add(timestamp=30, pid=1).task_newtask
+    new.pid, new.comm = 9, "again"
+    return trace, ftrace
+
+
+def test_marks_and_wakings_are_of_the_process_that_had_the_pid_then() -> None:
+    trace, ftrace = reused()
+    for ts_ns in (12, 40):
+        for more, mark in enumerate(("C|9|load|5", "S|9|job|1", "F|9|job|1")):
+            ftrace.event.add(timestamp=ts_ns + more, pid=9).print.buf = mark
+        woken = ftrace.event.add(timestamp=ts_ns, pid=9).sched_waking
+        woken.pid, woken.target_cpu = 7, 1
+    again, first = 2147483647, 9
+    records = [one for one in good(trace) if one["type"] == "hook"]
+    assert [one["pid"] for one in records] == [first] * 3 + [again] * 3
+    found = [one["args"]["by_tid"] for one in good(trace) if one["name"] == "wakeup"]
+    assert found == [first, again]
+    titles = {(one["pid"], one.get("tid")): one["name"] for one in read(trace)[0] if one["type"] == "name"}
+    assert titles[again, None] == "again (pid 9, number 2)"
+
+
+def test_tasks_beyond_those_that_can_be_kept_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfetto_lives, "_NOTED_MAX", 1)
+    trace, _ = reused()
+    (problem,) = read(trace)[1]
+    assert problem.message == ("1 begin, end or name of tasks is left out: there are more than can be kept")
 
 
 def test_threads_without_a_process_keep_their_names_when_they_are_written_and_read_again(
@@ -277,7 +312,7 @@ def test_impossible_records_of_the_scheduler_are_counted() -> None:
     trace = with_thread()
     ftrace = bundle(trace)
     switch(ftrace, 10, 0, 0, -4)
-    ftrace.event.add(timestamp=1, pid=1).task_rename.pid = 3
+    ftrace.event.add(timestamp=1, pid=1).sched_process_exit.pid = 3
     bundle(trace, 1 << 20)
     state = trace.packet(timestamp=1).generic_kernel_task_state_event
     state.cpu, state.tid, state.state = -1, 1, RUNNING

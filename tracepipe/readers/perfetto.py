@@ -432,7 +432,7 @@ class _Trace:
             _TRACK: self._track,
             _PROCESS: lambda data, ts_ns, sequence: self._tracks.describe_process(data, Descriptor()),
             _THREAD: self._thread,
-            _TREE: lambda data, ts_ns, sequence: self._tree(data),
+            _TREE: lambda data, ts_ns, sequence: self._tree(data, ts_ns),
             _FTRACE: lambda data, ts_ns, sequence: self._ftrace(data),
             _STATE: lambda data, ts_ns, sequence: self._scheduling.add_state(data, ts_ns),
             _RENAME: lambda data, ts_ns, sequence: self._tracks.describe_task(data),
@@ -563,9 +563,9 @@ class _Trace:
         reference = next((value for tag, value in tagged(data) if tag == 6 << 3), None)
         sequence.time_ns = None if reference is None else signed(reference) * 1000
 
-    def _tree(self, data: bytes) -> None:
-        """Read the names of processes and threads of the machine: {1 processes {1 pid  3 words…}  2 threads
-        {1 tid  2 name  3 pid}}.
+    def _tree(self, data: bytes, ts_ns: int) -> None:
+        """Read the names of processes and threads of the machine: {1 processes {1 pid  2 parent  3 words…}
+        2 threads {1 tid  2 name  3 pid}}.
         """
         for tag, value in tagged(data):
             if tag not in (1 << 3 | BYTES, 2 << 3 | BYTES):
@@ -574,11 +574,13 @@ class _Trace:
             fields, first = dict(inner), dict(inner[::-1])
             id = signed(first.get(1 << 3, 0))
             if tag == 1 << 3 | BYTES:
+                if (parent := signed(first.get(2 << 3, 0))) > 0:  # is a process, and has a main thread
+                    self._tracks.name_process(parent, "", ts_ns)
                 word = first.get(3 << 3 | BYTES, b"")
-                self._tracks.name_process(id, word.decode("utf-8", "replace").rpartition("/")[2])
+                self._tracks.name_process(id, word.decode("utf-8", "replace").rpartition("/")[2], ts_ns)
             else:
                 name = fields.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
-                self._tracks.name_thread(signed(fields.get(3 << 3, 0)), id, name)
+                self._tracks.name_thread(signed(fields.get(3 << 3, 0)), id, name, ts_ns)
 
     # Batches --------------------------------------------------------------------------------------------
 
@@ -594,6 +596,7 @@ class _Trace:
             columns = self._sorted.columns(events, events.ts_ns)
             yield SourceBatch(with_others(columns, others), others, problems)
             others, problems = [], []
+        others += self._tracks.main_records()
         yield SourceBatch(
             with_others(no_events(), others), others, [*problems, *self._last_problems(ordered)]
         )
@@ -620,6 +623,7 @@ class _Trace:
                 f"track|tracks, process|processes or thread|threads {too_many}": self._tracks.left_out,
                 "track|tracks with events is|are not described": self._tracks.unknown,
                 f"clock reading|readings {too_many}": self._clocks.left_out,
+                f"begin|begins, end|ends or name|names of tasks {too_many}": self._tracks.lives.left_out,
                 f"id|ids of stages of GPUs {too_many}": self._submissions.left_out,
             }
         )

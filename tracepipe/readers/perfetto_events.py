@@ -471,6 +471,7 @@ class TrackEvents:
                 self._add(ts_ns, (COUNTER, track, "", ""), packed({"value": int(value)}))
             return True
         track = self._tracks.thread_on(pid, tid)
+        self._tracks.lives.see(self._tracks.machine, tid, ts_ns)
         if letter in "SF":
             track = self._tracks.process_track(track)
             number = flow_number("mark", track, name, value)
@@ -551,7 +552,7 @@ class TrackEvents:
     def _may_stand(self, track: int, ts_ns: int) -> bool:
         if not 0 <= ts_ns <= TIME_LIMIT_NS:
             self.counted["event|events at a time that a trace cannot have"] += 1
-        elif not self._tracks.use(track):
+        elif not self._tracks.use(track, ts_ns):
             self.counted["event|events on more tracks than can be kept"] += 1
         else:
             return True
@@ -758,10 +759,12 @@ class Ordered:
                 elif key["type"] != "scheduler":
                     made.append((ts_ns, dur_ns, self._submissions.launch(number), first, second))
                     made += self._waited_for(key, ts_ns, number)
-                elif event := self.threads.event(key, second):
+                elif event := self.threads.event(key, second, ts_ns):
                     made.append((ts_ns, 0, 0, *event))
                 continue
             phase, track, name, category = key
+            if (part := self._tracks.at(track, ts_ns)) != track:
+                track, key = part, (phase, part, name, category)
             is_call = number != 0 or category in _OF_CALLS
             stream = self._tracks.place(track).stream
             if stream is not None:

@@ -2,7 +2,7 @@
 
     FtraceEventBundle   1 cpu  2 event…  3 lost_events  4 compact_sched  5 clock  6 time on it
                         7 CLOCK_BOOTTIME  10 end of the bundle before
-    FtraceEvent         1 timestamp  2 pid  3 print {2 text}
+    FtraceEvent         1 timestamp  2 pid  3 print {2 text}  235, 236, 240 begins, names and ends of tasks
                         4 sched_switch {2 prev_pid  4 prev_state  5 next_comm  6 next_pid  7 next_prio}
                         17 sched_wakeup, 20 sched_waking, 114 sched_wakeup_new {2 pid  5 target_cpu}
     CompactSched        5 names…  columns, times as differences: 1 times of switches  2 prev_state  3 next_pid
@@ -25,9 +25,9 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS, cut_text
-from tracepipe.event.origins import id_on
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP, state_text
+from tracepipe.readers.perfetto_lives import END, NEW_PROCESS, NEW_THREAD, RENAME
 from tracepipe.readers.perfetto_tracks import CPUS_MAX, Tracks
 from tracepipe.readers.sorted_rows import Cache, SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text, varints
@@ -41,6 +41,10 @@ _FTRACE_TIME, _BOOT_TIME, _LAST_END = 6 << 3, 7 << 3, 10 << 3
 _TIME, _BY = 1 << 3, 2 << 3
 _SWITCH, _WAKEUP, _WAKING, _WAKEUP_NEW = (field << 3 | BYTES for field in (4, 17, 20, 114))
 _TID, _TARGET = 2 << 3, 5 << 3
+_NEW, _RENAMED, _FREED = (field << 3 | BYTES for field in (235, 236, 240))
+_ONE, _COMM, _NEW_COMM, _CLONED = 1 << 3, 2 << 3 | BYTES, 3 << 3 | BYTES, 3 << 3
+# From the kernel's sched.h.
+_CLONE_THREAD: Final = 0x10000
 _PRINT, _TEXT = 3 << 3 | BYTES, 2 << 3 | BYTES
 _PREV_STATE, _NEXT_COMM, _NEXT, _NEXT_PRIO = 4 << 3, 5 << 3 | BYTES, 6 << 3, 7 << 3
 BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
@@ -136,11 +140,28 @@ class Scheduling:
                 phase = AGAIN if tag == _WAKEUP else "I"
                 self._add(ts_ns, signed(woken.get(_TID, 0)), cpu, (WOKEN, phase, WAKEUP), args)
                 return True
+        if self._task(of, ts_ns):
+            return True
         if _PRINT in of and self._mark(
             ts_ns, signed(of.get(_BY, 0)), text(dict(tagged(of[_PRINT])).get(_TEXT, b""))
         ):
             return True
         self.counted["event|events of ftrace is|are not of a kind that is read"] += 1
+        return False
+
+    def _task(self, of: dict[int, Any], ts_ns: int) -> bool:
+        """Note that a task begins, ends or gets a name. Return whether it does."""
+        for tag, id, comm in ((_NEW, _ONE, _COMM), (_RENAMED, _ONE, _NEW_COMM), (_FREED, _TID, 0)):
+            if tag not in of:
+                continue
+            task = dict(tagged(of[tag]))
+            kind = END if tag == _FREED else RENAME
+            if tag == _NEW:
+                kind = NEW_THREAD if task.get(_CLONED, 0) & _CLONE_THREAD else NEW_PROCESS
+            if 0 < (tid := signed(task.get(id, 0))) <= ID_LIMIT:
+                name = cut_text(text(task.get(comm, b"")))
+                self._tracks.note(ts_ns, kind, tid, signed(of.get(_BY, 0)), name)
+            return True
         return False
 
     def _compact(self, data: bytes, bundle: _Bundle) -> Iterator[int]:
@@ -200,6 +221,7 @@ class Scheduling:
             self.counted["event|events of the scheduler has|have an impossible thread"] += 1
             return
         rank, phase, name = kind
+        self._tracks.lives.see(self._tracks.machine, tid, ts_ns)
         if phase != STATE:
             last_ns, turn = self._turns.setdefault(cpu, (ts_ns, 0))
             if last_ns != ts_ns:
@@ -236,17 +258,18 @@ class ThreadsInOrder:
         self._is_woken = False
         self._records = Cache[bytes, bytes]()
 
-    def event(self, of: dict[str, Any], second: bytes) -> tuple[bytes, bytes] | None:
-        """The record of a row and its arguments; None where it changes nothing."""
+    def event(self, of: dict[str, Any], second: bytes, ts_ns: int) -> tuple[bytes, bytes] | None:
+        """The record of a row at a time and its arguments; None where it changes nothing."""
         tid, cpu, phase = of["tid"], of["cpu"], of["phase"]
         machine = cpu // CPUS_MAX
         thread_key = machine, tid
         args: dict[str, Any] | None = None
-        if machine and of["name"] == WAKEUP:
+        thread = self._tracks.lives.thread(machine, tid, ts_ns)
+        if of["name"] == WAKEUP and (machine or self._tracks.lives.threads):
             args = orjson.loads(second)
             args["target_cpu"] = self._tracks.cpu(args["target_cpu"] + machine * CPUS_MAX)
-            if args.get("by_tid", 0) > 0:
-                args["by_tid"] = id_on(machine, args["by_tid"])
+            if "by_tid" in args:
+                args["by_tid"] = self._tracks.waker(machine, args["by_tid"], ts_ns)
         if phase == STATE:
             state = orjson.loads(second)["state"]
             if state in (_IS_RUNNING, _IS_RUNNABLE) and thread_key not in self._runs:
@@ -262,7 +285,7 @@ class ThreadsInOrder:
             phase, args = (
                 "I",
                 {
-                    "by_tid": waker and id_on(machine, waker),
+                    "by_tid": self._tracks.waker(machine, waker, ts_ns),
                     **(args or orjson.loads(second)),
                 },
             )
@@ -282,12 +305,17 @@ class ThreadsInOrder:
         if args is not None:
             # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
             second = bytes(memoryview(orjson.dumps(args))) if args else b""
-        key = orjson.dumps({**of, "phase": phase})
+        name = of.get("comm") or self._tracks.task(machine, tid)
+        if thread is not None and (not name or ts_ns < thread.renamed_ns):
+            name = thread.name
+        key = orjson.dumps({**of, "phase": phase, "comm": name, "nth": 0 if thread is None else thread.nth})
         record = self._records.get(key)
         if record is None:
-            name = of.get("comm") or self._tracks.task(machine, tid)
-            comm = {"comm": name} if name else {}
-            thread = {"cpu": self._tracks.cpu(cpu), **self._tracks.scheduled(machine, tid)}
-            record = packed({**of, **comm, "phase": phase, **thread})
+            ids = self._tracks.scheduled(machine, tid, thread)
+            made = {**of, "phase": phase, **ids, "cpu": self._tracks.cpu(cpu)}
+            made.pop("comm", None)
+            if name and not self._tracks.named_apart(ids, name):
+                made["comm"] = name
+            record = packed(made)
             self._records.keep(key, record, len(record))
         return record, second

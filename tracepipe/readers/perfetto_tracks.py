@@ -36,8 +36,10 @@ thread_descriptor.proto, counter_descriptor.proto.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -47,6 +49,7 @@ from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Header, Problem, Record
 from tracepipe.event.origins import IDS_PER_HOST, id_on
 from tracepipe.event.tables import LongNames
 from tracepipe.readers.ids import Ids, flow_number
+from tracepipe.readers.perfetto_lives import TRACK, TREE_PROCESS, TREE_THREAD, Lives, Noted, Process, Thread
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 
 OWN: Final = ("tracepipe", "capture")
@@ -209,14 +212,15 @@ class Place(NamedTuple):
 @dataclass(slots=True)
 class Tracks:
     """Reads descriptors, and then gives the places of their tracks. `used` are the tracks that have events,
-    in the order of their first ones.
+    in the order of their first ones, with the times of these.
     """
 
     long_names: LongNames
-    used: dict[int, None] = field(default_factory=dict)
+    used: dict[int, int] = field(default_factory=dict)
     left_out: int = 0
     unknown: int = 0
     """Tracks with events and without a descriptor."""
+    lives: Lives = field(default_factory=Lives)
     machine: int = 0
     """The place of the current packet's machine among all machines."""
     _machines: dict[int, int] = field(default_factory=dict)
@@ -249,6 +253,11 @@ class Tracks:
     """By the number of a group: its GPU, and its name."""
     _globals: dict[int, int] = field(default_factory=dict)
     """The machines of the tracks of their events without a track."""
+    _named: set[int] = field(default_factory=set)
+    """The numbers of processes whose names are stated."""
+    _mains: dict[int, str] = field(default_factory=dict)
+    _parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    """By track: when its parts begin, and their tracks."""
     _is_own: bool = False
     """Whether tracepipe wrote the trace."""
 
@@ -319,11 +328,12 @@ class Tracks:
         """The number of a flow of the current machine by its id."""
         return flow_number(kind, self.machine, id) if self.machine else id
 
-    def _own_id(self, kind: str, id: int) -> Pid:
-        """The key of what had a pid or tid of the current machine first."""
-        if not self.machine:
+    def _own_id(self, kind: str, id: int, machine: int | None = None) -> Pid:
+        """The key of what had a pid or tid of a machine, or of the current one, first."""
+        machine = self.machine if machine is None else machine
+        if not machine:
             return id
-        return id_on(self.machine, id) if 0 <= id < IDS_PER_HOST else Life(self.machine, kind, id)
+        return id_on(machine, id) if 0 <= id < IDS_PER_HOST else Life(machine, kind, id)
 
     def _process(self, pid: int, uuid: int | None = None) -> Pid:
         """The process that has a pid on the current machine, whose track has this uuid."""
@@ -406,13 +416,26 @@ class Tracks:
         names += [value for tag, value in of if tag == _CMDLINE]
         made.name = self._kept(names[0]) if names else made.name
         self._name_process(made.pid, made.name)
+        self._name_main(made.pid)
 
-    def name_process(self, pid: int, name: str) -> None:
-        """Note the name of the process that has a pid."""
+    def name_process(self, pid: int, name: str, ts_ns: int) -> None:
+        """Note the name of the process that has a pid at a time."""
+        self.note(ts_ns, TREE_PROCESS, pid, name=name)
         self._name_process(self._process(pid), name)
+        self._name_main(self._process(pid))
 
-    def name_thread(self, pid: int, tid: int, name: str) -> None:
-        """Note the process of a thread, and its name if it has one."""
+    def _name_main(self, pid: Pid) -> None:
+        """Note that the main thread of a process belongs to it, where no other process of it is known."""
+        if len(self._process_of) < _THREADS_MAX:
+            self._process_of.setdefault((self.machine, _system_id(pid)), pid)
+
+    def note(self, ts_ns: int, kind: int, id: int, other: int | None = None, name: str = "") -> None:
+        """Note a fact about a process or thread of the current machine."""
+        self.lives.note(Noted(ts_ns, kind, self.machine, id, other, self.long_names.shortened(name)))
+
+    def name_thread(self, pid: int, tid: int, name: str, ts_ns: int) -> None:
+        """Note the process of a thread at a time, and its name if it has one."""
+        self.note(ts_ns, TREE_THREAD, tid, pid, name)
         self._name_thread(self._process(pid), self._own_id("tid", tid), name)
 
     def _name_process(self, pid: Pid, name: str) -> None:
@@ -484,12 +507,12 @@ class Tracks:
         found = self._all.get(uuid)
         return None if found is None else found.counter
 
-    def use(self, uuid: int) -> bool:
-        """Note that a track has events. Return whether there is room for it."""
+    def use(self, uuid: int, ts_ns: int) -> bool:
+        """Note that a track has an event at a time. Return whether there is room for it."""
         if uuid not in self.used:
             if len(self.used) >= _TRACKS_MAX:
                 return False
-            self.used[uuid] = None
+            self.used[uuid] = ts_ns
         return True
 
     # Places ---------------------------------------------------------------------------------------------
@@ -508,6 +531,8 @@ class Tracks:
             gpu = own % GPUS_MAX
             self._gpus[own] = max(numbers) + 1 if gpu in numbers else gpu
             numbers.add(self._gpus[own])
+
+        self._distinguish()
 
         def order(uuid: int) -> tuple[str, int, str]:
             """Rank and name of the topmost ancestor of a track, and of the next one."""
@@ -529,6 +554,85 @@ class Tracks:
             if uuid not in self._places:
                 self._places[uuid] = self._place_of(uuid, self._chain(uuid))
         self._taken.clear()
+
+    def _distinguish(self) -> None:
+        """Relate tracks to the processes and threads that had their ids when they had events."""
+        if not self.lives.is_told:
+            return
+        undescribed, facts = set(self._without.values()), list[Noted]()
+        roots = {uuid: self._chain(uuid)[-1] for uuid in self.used}
+        told: dict[int, tuple[int, int | None]] = {}
+        for root, uuid in {root: uuid for uuid, root in reversed(roots.items())}.items():
+            of = self._of(root)
+            if of.pid is None:
+                continue
+            pid, tid = _system_id(of.pid), None if of.tid is None else _system_id(of.tid)
+            if self.lives.are_told(of.machine, pid, tid):
+                told[root] = pid, tid
+            id, other = (pid, None) if tid is None else (tid, pid)
+            described = root if root in told and root not in undescribed else None
+            facts.append(Noted(self.used[uuid], TRACK, of.machine, id, other, of.name, described))
+        self.lives.settle(facts)
+        for root, (process, thread) in self.lives.tracks.items():
+            of = self._all[root]
+            of.pid, of.tid = self._key(process), None if thread is None else self._key(thread)
+        self._rename()
+        for uuid, root in roots.items():
+            if root in told and root in undescribed:
+                self._split(uuid, *told[root])
+
+    def _rename(self) -> None:
+        """Name the processes and threads of which is known when they began and ended."""
+        for processes in self.lives.processes.values():
+            for process in processes:
+                if name := process.name or process.described:
+                    self._processes[self._key(process)] = name
+                elif len(processes) > 1:
+                    self._processes.pop(self._key(process), None)
+        for thread in chain.from_iterable(self.lives.threads.values()):
+            if thread.process is not None:
+                key = self._key(thread.process), self._key(thread)
+                before = self._threads.get(key, "")
+                self._threads[key] = thread.described or thread.stated or thread.name or before
+
+    def _key(self, of: Process | Thread) -> Pid:
+        """The key of a process or thread. A main thread has that of its process."""
+        if isinstance(of, Thread) and of.process is not None and of.is_main:
+            of = of.process
+        kind, id = ("pid", of.pid) if isinstance(of, Process) else ("tid", of.tid)
+        return Life(of.machine, kind, id, of.nth) if of.nth > 1 else self._own_id(kind, id, of.machine)
+
+    def _split(self, uuid: int, pid: int, tid: int | None) -> None:
+        """Give a track that is not described a part for each process or thread that had its ids."""
+        way = self._chain(uuid)
+        root = self._all[way[-1]]
+        owners: Sequence[Process | Thread] = self.lives.processes.get((root.machine, pid), ())
+        if tid is not None:
+            owners = self.lives.threads.get((root.machine, tid), owners)
+        if len(self._all) + len(owners) * len(way) > _TRACKS_MAX:
+            self.left_out += 1
+            return
+        starts, parts = list[int](), list[int]()
+        for owner in owners:
+            process = owner if isinstance(owner, Process) else owner.process
+            key = root.pid if process is None else self._key(process)
+            of = replace(root, pid=key, tid=self._key(owner) if isinstance(owner, Thread) else root.tid)
+            part = 0
+            for one in reversed(way):
+                of = of if one == way[-1] else replace(self._all[one], parent=part)
+                part = -(1 << 32) - _MACHINES_MAX - len(self._all)
+                self._keep(part, of)
+            starts.append(owner.begin_ns)
+            parts.append(part)
+            self.used[part] = self.used[uuid]
+        if parts:
+            self._parts[uuid] = starts, parts
+            del self.used[uuid]
+
+    def at(self, uuid: int, ts_ns: int) -> int:
+        """The track of an event: that of the process or thread that had its ids at that time."""
+        found = self._parts.get(uuid)
+        return uuid if found is None else found[1][max(0, bisect_right(found[0], ts_ns) - 1)]
 
     def _path(self, chain: list[int]) -> tuple[str, ...]:
         """The names of tracks without a process from the top down; empty for those with a process."""
@@ -659,11 +763,36 @@ class Tracks:
         """The name of such a thread of a machine; empty where it is not known."""
         return self._tasks.get((machine, tid), "")
 
-    def scheduled(self, machine: int, tid: int) -> dict[str, int]:
+    def scheduled(self, machine: int, tid: int, thread: Thread | None) -> dict[str, int]:
         """The numbers of a thread of a machine and of its process, if that is known."""
-        process = self._process_of.get((machine, tid), id_on(machine, 0) if machine else None)
-        number = id_on(machine, tid)
-        return {"tid": number} if process is None else self.thread_fields(process, number)
+        known = self._process_of.get((machine, tid))
+        process: Pid | None = id_on(machine, 0) if machine else None
+        if thread is not None and thread.process is not None and not isinstance(known, Life):
+            process = self._key(thread.process)
+        elif known is not None and (thread is None or thread.nth == 1):
+            process = known
+        number = id_on(machine, tid) if thread is None else self._key(thread)
+        fields = self._ids.thread({"tid": number}, {})
+        return fields if process is None else self.thread_fields(process, number)
+
+    def named_apart(self, fields: dict[str, int], comm: str) -> bool:
+        """Whether a main thread, with the numbers of `scheduled`, has a process whose name is stated. Such a
+        thread gets its name here, as the names that events have for it would name its process too.
+        """
+        pid = fields.get("pid")
+        if pid is None or pid != fields["tid"] or pid not in self._named:
+            return False
+        self._mains[pid] = comm
+        return True
+
+    def main_records(self) -> list[Record]:
+        """The names of main threads whose processes have other names, when all events were read."""
+        return [{"type": "name", "pid": pid, "tid": pid, "name": name} for pid, name in self._mains.items()]
+
+    def waker(self, machine: int, tid: int, ts_ns: int) -> int:
+        """The number of a thread that wakes another one, 0 for none."""
+        thread = self.lives.thread(machine, tid, ts_ns) if tid > 0 else None
+        return self.scheduled(machine, tid, thread)["tid"] if tid > 0 else 0
 
     def problems(self) -> Iterator[Problem]:
         """The problems of groups that are shown as processes and threads."""
@@ -685,10 +814,17 @@ class Tracks:
                 name = f"pid {own[1]}" if own[1] else "processes"
             if name and (process := self._ids.number(pid)) is not None:
                 records.append({"type": "name", "pid": process, "name": name + host})
+                if self._processes.get(pid):
+                    self._named.add(process)
         for (pid, tid), name in self._threads.items():
             if name := _title(name, tid):
                 records.append({"type": "name", **self.thread_fields(pid, tid), "name": name})
         return records
+
+
+def _system_id(key: Pid) -> int:
+    """The id that the system gave to a process or thread."""
+    return key.id if isinstance(key, Life) else key % IDS_PER_HOST
 
 
 def _title(name: str, id: Pid) -> str:
