@@ -185,7 +185,9 @@ def test_machines_have_processors_threads_and_gpus_of_their_own() -> None:
 
 def test_who_wakes_whom_and_what_is_lost_are_of_their_machine() -> None:
     trace = with_thread()
-    switch(bundle(trace, cpu=1), 5, 0, 0, 9)
+    ftrace = bundle(trace, cpu=1)
+    event = ftrace.event.add(timestamp=5, pid=4).sched_waking
+    event.pid, event.target_cpu = 9, 3
     ftrace = bundle(trace, cpu=0)
     trace.on_machine(12)
     ftrace.lost_events = True
@@ -193,11 +195,11 @@ def test_who_wakes_whom_and_what_is_lost_are_of_their_machine() -> None:
     event.pid, event.target_cpu = 9, 1
     trace.packet(machine_id=12).ftrace_stats.cpu_stats.add(cpu=1, overrun=2)
     records, _ = read(trace)
-    (woken,) = [one for one in records if one["type"] == "scheduler" and one["phase"] == "I"]
-    assert (woken["cpu"], woken["tid"], woken["args"]) == (
-        2, 10_000_009, {"by_tid": 10_000_004, "target_cpu": 3},
-    )  # fmt: skip
-    assert [(one["cpu"], one["count"]) for one in records if one["type"] == "loss"] == [(3, 2), (2, 1)]
+    woken = [(one["cpu"], one["tid"], one["args"]) for one in records if one["type"] == "scheduler"]
+    assert woken == [
+        (1, 9, {"by_tid": 4, "target_cpu": 3}), (4, 10_000_009, {"by_tid": 10_000_004, "target_cpu": 5}),
+    ]  # fmt: skip
+    assert [(one["cpu"], one["count"]) for one in records if one["type"] == "loss"] == [(5, 2), (4, 1)]
 
 
 def test_switches_of_one_time_are_in_the_order_of_their_processor() -> None:

@@ -222,6 +222,8 @@ class Scheduling:
             return
         rank, phase, name = kind
         self._tracks.lives.see(self._tracks.machine, tid, ts_ns)
+        if 0 <= args.get("target_cpu", CPUS_MAX) < CPUS_MAX:
+            self._tracks.own_cpu(args["target_cpu"])
         if phase != STATE:
             last_ns, turn = self._turns.setdefault(cpu, (ts_ns, 0))
             if last_ns != ts_ns:
@@ -267,7 +269,8 @@ class ThreadsInOrder:
         thread = self._tracks.lives.thread(machine, tid, ts_ns)
         if of["name"] == WAKEUP and (machine or self._tracks.lives.threads):
             args = orjson.loads(second)
-            args["target_cpu"] = self._tracks.cpu(args["target_cpu"] + machine * CPUS_MAX)
+            if 0 <= args["target_cpu"] < CPUS_MAX:
+                args["target_cpu"] = self._tracks.cpu(args["target_cpu"] + machine * CPUS_MAX)
             if "by_tid" in args:
                 args["by_tid"] = self._tracks.waker(machine, args["by_tid"], ts_ns)
         if phase == STATE:
