@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tracepipe.clocks.causality import LaunchSpan
 from tracepipe.clocks.common_events import Agreement, CommonEvents, agreement
 from tracepipe.clocks.maps import CRYSTAL_PPM, SNAPSHOT_NS, WANDER_PPM, ClockMap, Method, Pairs, fit, most
 from tracepipe.clocks.stamp import Clocks
@@ -37,8 +38,9 @@ _AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
 @dataclass(frozen=True, slots=True)
 class Source:
     """A recording before it is merged. Its times are put on `clock`, and are from `first_ns` to `end_ns`.
-    `clocks` relates its other clocks to that one. `common` are the events that other recordings may have too.
-    `archive` is the file in which it is, if there are others in it.
+    `clocks` relates its other clocks to that one. `common` are events that other recordings may have too.
+    `archive` is the file in which it is, if there are others in it. `launched` is when its kernels ran, if
+    that must be known to place the times of a GPU.
     """
 
     name: str
@@ -49,6 +51,12 @@ class Source:
     end_ns: int = 0
     common: CommonEvents = field(default_factory=CommonEvents)
     archive: str = ""
+    launched: LaunchSpan | None = None
+
+    @property
+    def is_of_gpu(self) -> bool:
+        """Whether all its times are on the clock of a GPU."""
+        return self.clock.startswith("globaltimer:")
 
     def ahead_ns(self, clock: str, of: str) -> int | None:
         """The lead of one host clock over another in this recording; None where that is not known."""
@@ -146,7 +154,7 @@ def reference(sources: Sequence[Source]) -> int:
 
     def known(source: Source) -> int:
         if source.clock not in HOST_CLOCKS:
-            return 0
+            return -source.is_of_gpu
         return 1 + sum(source.header.start_ns(clock) is not None for clock in HOST_CLOCKS)
 
     return max(range(len(sources)), key=lambda at: (known(sources[at]), -at))
@@ -228,12 +236,15 @@ def _by_others(source: Source, other: Source, placed: Anchor, anchor: Anchor | N
 
 def _anchor(source: Source, base: Source) -> Anchor | None:
     one_host = is_one_host(source, base)
+    own = None if source.clocks is None else source.clocks.get(source.clock)
+    if own is not None and own.method == Method.ASSUMED:
+        return Anchor(0, None, f"the assumed offset of {source.clock}", "unknown: the offset was assumed")
     is_of_gpu = source.clock not in (*HOST_CLOCKS, base.clock)
     if is_of_gpu and base.clocks is not None and one_host is not False:
         # By the other recording's clock pairs near its begin.
         pairs = base.clocks.get(source.clock)
-        if pairs is None or pairs.method != Method.FIT:
-            return None
+        if pairs is None or pairs.method not in (Method.FIT, Method.LAUNCHES):
+            return _by_launches(source, base)
         away_ns = max(int(pairs.source_ns[0]) - source.first_ns, source.first_ns - int(pairs.source_ns[-1]))
         if away_ns > _NEAR_NS:
             return None
@@ -243,6 +254,25 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
     if one_host:
         return _of_one_host(source, base) or _by_realtime(source, base, one_host=True)
     return _by_realtime(source, base, one_host=one_host)
+
+
+def _by_launches(source: Source, base: Source) -> Anchor | None:
+    """The anchor of a GPU's times by the calls of another recording that launched its work, and waited for
+    it. Raises ClockError if that is not possible.
+    """
+    span = base.launched
+    if span is None or span.waited_ns is None:
+        return None
+    low_ns, high_ns = span.began_ns - source.first_ns, span.waited_ns - source.end_ns
+    if low_ns > high_ns:
+        raise ClockError(
+            f"{source.name} cannot be placed by the launches of {base.name}: its work takes "
+            f"{low_ns - high_ns} ns longer than from the begin of the first launch to the end of the call "
+            "that waited for the last",
+            f"They are of different runs. --assume-offset {source.clock}=NS places its times as they are.",
+        )
+    how = f"the launches of {base.name}, and the call that waited for the last of them"
+    return Anchor((low_ns + high_ns) // 2, (high_ns - low_ns + 1) // 2, how)
 
 
 def _of_one_archive(source: Source, base: Source) -> Anchor | None:

@@ -326,6 +326,7 @@ class Method(str, Enum):
     OFFSET = "offset"
     FIT = "fit"
     ASSUMED = "assumed"
+    LAUNCHES = "launches"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

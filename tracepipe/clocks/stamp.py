@@ -103,6 +103,10 @@ class Clocks:
         """The map of `clock`, or None where nothing relates it to the trace clock."""
         return self._maps.get(clock)
 
+    def relate(self, found: Mapping[str, ClockMap]) -> None:
+        """Add the maps of clocks that nothing else relates, before the first batch."""
+        self._maps = {**found, **self._maps}
+
     def stamp(self, batch: SourceBatch, tables: Tables, unplaced: dict[str, int]) -> TraceBatch:
         """Put a batch on the trace clock. What cannot be placed is counted by clock and left out.
 
@@ -262,6 +266,8 @@ class Clocks:
                 stated |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
                 if (drift_ppm := m.drift_ppm) is not None:
                     stated["drift_ppm"] = round(drift_ppm, 3)
+            elif m.method == Method.LAUNCHES:
+                stated["launches"] = m.pairs
             if m.method != Method.ASSUMED:
                 stated["bound_ns"] = bound_ns + self._moved.get(clock, 0)
             else:

@@ -6,9 +6,10 @@
     {"event_id":7,"ts":1.2,"tid":7,"phase":"E","type":"userspace","name":"cuInit","duration_us":12.3}
 
 `ts` is milliseconds since the start of tracing, printed with six decimals; they become nanoseconds on the
-clock "trace". Keys differ by line: those for which `Event` has no field become its args. Text between the
-JSON lines is from the script (a banner, heartbeats, a summary) and is skipped. `bpftrace -f json` wraps all
-of this in its own records: `bpftrace_records.py`.
+clock "trace". Threads of a GPU may have only a reading of its clock, `ts_ns` or `globaltimer_ns`. Keys differ
+by line: those for which `Event` has no field become its args. Text between the JSON lines is from the script
+(a banner, heartbeats, a summary) and is skipped. `bpftrace -f json` wraps all of this in its own records:
+`bpftrace_records.py`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ START: Final = "start_ts"
 REPEATED: Final = "of_event"
 """A line of a launch with this key repeats a call whose begin was read: `tracepipe convert` writes both."""
 CLOCK: Final = "trace"
+_GLOBALTIMER: Final = "globaltimer:"
+# Names of a reading of a GPU's clock in lines of its threads.
+_TIMERS: Final = ("ts_ns", "globaltimer_ns")
+_HEAD_BYTES: Final = 1 << 16
 _FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm", START})
 _OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
 _NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
@@ -121,8 +126,9 @@ class LayeredLines(ScriptLines[Record]):
     chunk_bytes = 1 << 18
     no_line = "has no JSON line"
 
-    def __init__(self, *, between: bool) -> None:
+    def __init__(self, *, between: bool, clock: str = CLOCK) -> None:
         super().__init__(between=between)
+        self._clock = clock
         self._in_block = False
         self._last_line_ns = 0
         self._own_layer_said = False
@@ -154,6 +160,9 @@ class LayeredLines(ScriptLines[Record]):
             raise Unusable("type", wrong)
         if kind == "kernel" and REPEATED in line:
             return
+        if "ts" not in line and kind in _OF_THREADS and (key := next(filter(line.__contains__, _TIMERS), "")):
+            self._add_on_gpu(line, key)
+            return
         if "ts" not in line:
             if not self.wait(line):
                 raise Unusable(*NO_TIME)
@@ -182,6 +191,17 @@ class LayeredLines(ScriptLines[Record]):
         self._in_block = self._in_block or _BLOCK_TITLE.match(text) is not None
         is_own = text.startswith(b"#") or OWN_TEXT.match(text) or self._in_block or not self.has_lines
         (self.batch.foreign_lines if is_own else self.batch.printed).append((self.number, text))
+
+    def _add_on_gpu(self, line: Record, key: str) -> None:
+        """Add the event of a line whose time is a reading of the GPU's clock. Raises Unusable."""
+        ts_ns = line.pop(key)
+        if type(ts_ns) is not int or not 0 <= ts_ns <= TIME_LIMIT_NS:
+            raise Unusable(key, f"must be an integer from 0 to {TIME_LIMIT_NS}, not {shown(ts_ns)}")
+        record = self._event(line["type"], line, ts_ns)
+        record["clock"] = f"{_GLOBALTIMER}{record['gpu']}"
+        if (args := record.get("args", {})).get("placed") == PLACED:
+            del args["placed"]
+        self.records.append(record)
 
     def add_at(self, line: Record, ts_ns: int) -> None:
         """Add the event of a line at a time. Raises Unusable."""
@@ -216,6 +236,8 @@ class LayeredLines(ScriptLines[Record]):
         if kind == "kernel" and (line.get("op") == "launch" or line.get("name") == "cuLaunchKernel"):
             layer = "userspace"
         record: Record = {"type": layer, "name": name, "phase": phase, "ts_ns": ts_ns}
+        if self._clock != CLOCK:
+            record["clock"] = CLOCK
         record |= {key: line[key] for key in ("pid", "tid", "cpu", "comm") if key in line}
         args = {key: value for key, value in line.items() if key not in _FIELDS}
         if type(args.get("args")) is dict:
@@ -490,15 +512,28 @@ class _CallEnds:
 
 
 def read(stream: BinaryIO, *, between: bool = False) -> Recording:
-    """The recording in such a stream. `between`: lines without a time are placed between those with one."""
-    return LayeredLines(between=between).recording(CLOCK, stream)
+    """The recording in such a stream. `between`: lines without a time are placed between those with one. The
+    header's clock is that of a GPU if all lines at the begin have only its times.
+    """
+    head = stream.read(_HEAD_BYTES)
+    kinds = {bool(_has_timer(line)) for _, line in printed_lines(head) if _is_of_script(line)}
+    clock = f"{_GLOBALTIMER}0" if kinds == {True} else CLOCK
+    recording = LayeredLines(between=between, clock=clock).recording(clock, stream, head)
+    recording.undeclared = b'"gpu_thread'
+    return recording
 
 
 def sniff(head: bytes) -> bool:
     """Whether a line of `head` is a JSON object of a type that the scripts print, wrapped or not."""
-    return any(
-        type(kind := line.get("type")) is str
-        and (kind in NAMED_BY_TYPE or (kind in LAYER_OF_TYPE and "ts" in line))
-        for _, line in printed_lines(head)
-        if line is not None
-    )
+    return any(_is_of_script(line) for _, line in printed_lines(head))
+
+
+def _is_of_script(line: object) -> bool:
+    if type(line) is not dict or type(kind := line.get("type")) is not str:
+        return False
+    return kind in NAMED_BY_TYPE or (kind in LAYER_OF_TYPE and ("ts" in line or _has_timer(line)))
+
+
+def _has_timer(line: Record) -> bool:
+    """Whether the only time of a line is one of a GPU."""
+    return "ts" not in line and line["type"] in _OF_THREADS and any(key in line for key in _TIMERS)

@@ -144,6 +144,8 @@ class Recording:
     header: Header
     batches: Iterable[SourceBatch]
     tables: Tables
+    undeclared: bytes = b""
+    """Bytes of an input that has times on a clock which the header does not name; b"" if there is none."""
 
 
 _DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})

@@ -146,6 +146,9 @@ def _of_one(account: Account) -> Iterator[str]:
             yield f"clock {stated['clock']}: {fit_text(stated)}, within {stated['bound_ns']} ns"
         elif stated["method"] == "offset" and stated["bound_ns"] > SETTING_NS:
             yield f"clock {stated['clock']}: was set or slept while recording, within {stated['bound_ns']} ns"
+        elif stated["method"] == "launches":
+            by = counted(stated["launches"], "launch|launches")
+            yield f"clock {stated['clock']}: placed by its {by}, within {stated['bound_ns']} ns"
         elif stated["method"] == "assumed":
             yield f"clock {stated['clock']}: placed by an assumed offset, error unknown"
     yield from account.missing_lines("not drawn")

@@ -15,6 +15,7 @@ import numpy as np
 
 from tracepipe import paths
 from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
+from tracepipe.clocks.causality import Causality, LaunchSpan
 from tracepipe.clocks.maps import ClockMap, Method
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
@@ -183,6 +184,13 @@ class _Several:
                     )
                 by_hand[at] = offset_ns
             parts = [_part(path, name, options) for path, name in zip(paths, names, strict=True)]
+            if any(part.source.is_of_gpu for part in parts):
+                parts = [
+                    part
+                    if part.source.is_of_gpu
+                    else replace(part, source=replace(part.source, launched=_launched(path, options)))
+                    for path, part in zip(paths, parts, strict=True)
+                ]
             placed = anchors([part.source for part in parts], by_hand)
         for part, anchor in zip(parts, placed, strict=True):
             # A trace cannot have times below 0.
@@ -308,6 +316,15 @@ def _part(path: str, name: str, options: InputOptions, known: Mapping[str, Any] 
     # A reading leaves reference cycles, which are not collected while recordings are read (`no_collector`).
     gc.collect()
     return part
+
+
+def _launched(path: str, options: InputOptions) -> LaunchSpan | None:
+    """When the kernels of a recording were launched, on its clock. Reads it once."""
+    with options.open(path) as opened:
+        found = Causality(opened.recording.tables, opened.recording.header.default_clock)
+        for batch in Reading(opened, path).source():
+            found.add(batch)
+        return found.span()
 
 
 def _gap_notes(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:

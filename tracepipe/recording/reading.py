@@ -18,15 +18,17 @@ import numpy as np
 import orjson
 
 from tracepipe.clocks import Clocks
+from tracepipe.clocks.causality import Causality
+from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
-from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Problem, Record, still_running
+from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Header, Problem, Record, still_running
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
-from tracepipe.readers import UNDATED, is_known, naming_others, recognise
+from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
 from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import InputStream, Progress, open_input
@@ -162,7 +164,45 @@ def open_recording(
             # They take some MB while they are fitted, which the C library would keep in pieces. This goes
             # through all that the process has freed. musl has no such function, and keeps no memory.
             libc.malloc_trim(0)
+        if not is_growing and _has_unrelated(recording, clocks, stream):
+            clocks.relate(_by_launches(source, stream, undated, recording.header, assumed or {}))
         yield OpenRecording(recording, clocks, stream, source.name)
+
+
+def _has_unrelated(recording: Recording, clocks: Clocks, stream: InputStream) -> bool:
+    """Whether a recording may have times on a clock that nothing relates to the trace's."""
+    used = recording.header.declared_clocks
+    if any(clocks.get(clock) is None for clock in used):
+        return True
+    return bool(recording.undeclared) and _has_bytes(stream, recording.undeclared)
+
+
+def _has_bytes(stream: InputStream, wanted: bytes) -> bool:
+    """Whether bytes stand anywhere in an input."""
+    with stream.again() as again:
+        before = b""
+        while some := again.read(1 << 20):
+            if wanted in before + some:
+                return True
+            before = some[-len(wanted) :]
+    return False
+
+
+def _by_launches(
+    source: InputFormat, stream: InputStream, undated: str, header: Header, assumed: Mapping[str, int | str]
+) -> dict[str, ClockMap]:
+    """The maps of the clocks that the launches of a recording relate. This reads it once."""
+    with ExitStack() as stack:
+        again = stack.enter_context(stream.again())
+        content = stack.enter_context(again.as_file()) if source.needs_file else cast(BinaryIO, again)
+        recording = source.read(content, undated)
+        found = Causality(recording.tables, header.default_clock, leave_out=frozenset(assumed))
+        nothing = np.empty(0, np.int32)
+        for batch in recording.batches:
+            found.add(batch)
+            if recording.tables.crowded():
+                recording.tables.keep(nothing, nothing)
+        return found.maps()
 
 
 def footer_notes(footer: Footer, counts: Mapping[str, int]) -> list[str]:

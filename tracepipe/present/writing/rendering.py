@@ -15,7 +15,7 @@ from tracepipe.printable import printable
 from tracepipe.recording.account import fit_text
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.store.store import Facts
-from tracepipe.units import duration_text, size_text, three_digits
+from tracepipe.units import counted, duration_text, size_text, three_digits
 
 _OUTCOMES = {
     "unclosed": "call|calls had no end: it|they is|are counted, but its|their length is not known",
@@ -42,6 +42,8 @@ def lacks(facts: Facts) -> Iterator[str]:
             yield f"clock {clock}: not related to any other clock"
         else:
             by = f"{fit_text(known)}, " if method == "fit" else ""
+            if method == "launches":
+                by = f"placed by its {counted(known['launches'], 'launch|launches')}, "
             yield f"clock {clock}: {by}within {known['bound_ns']} ns of {facts.trace_clock}"
     yield from facts.missing_lines("left out")
 
