@@ -559,6 +559,15 @@ def test_streams_of_tracepipe_s_own_traces_are_streams_again() -> None:
     assert other["type"] == "hook"
 
 
+@pytest.mark.parametrize("stream", [1 << 31, (1 << 62) - 1])
+def test_streams_with_high_numbers_are_streams_again(stream: int) -> None:
+    trace = own_trace()
+    for uuid, name in ((7, f"stream {stream}"), (8, f"stream {stream} (overlap 1)")):
+        trace.track(uuid, name, 3)
+        trace.event(20, BEGIN, "f", track_uuid=uuid)
+    assert [one["stream"] for one in good(trace) if "stream" in one] == [stream, stream + 1_000_000]
+
+
 def test_a_track_of_that_name_in_another_tools_trace_is_a_plain_track() -> None:
     trace = TraceMade()
     trace.track(3, "GPU 1")

@@ -45,7 +45,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from tracepipe.event.counters import COUNTERS, SUMMARY
-from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Header, Problem, Record, cut_text
+from tracepipe.event.model import INDEX_LIMIT, Header, Problem, Record, cut_text
 from tracepipe.event.origins import IDS_PER_HOST, id_on
 from tracepipe.event.tables import LongNames
 from tracepipe.readers.ids import Ids, flow_number
@@ -55,7 +55,7 @@ from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 OWN: Final = ("tracepipe", "capture")
 """The names of the group, and of its track."""
 _GPU = re.compile(r"GPU (\d{1,4})( .*)?")
-_STREAM = re.compile(r"stream (\d{1,18})(?: \(overlap (\d{1,4})\))?")
+_STREAM = re.compile(r"stream (\d{1,19})(?: \(overlap (\d{1,4})\))?")
 _SUMMARIES = [counter for counter in COUNTERS if counter.category == SUMMARY]
 _SUMMARIES_OF_GPUS: Final = {one.name for one in _SUMMARIES if one.owner == "gpu"}
 _SUMMARIES_OF_PROCESSES: Final = {(one.name, one.unit) for one in _SUMMARIES if one.owner == "process"}
@@ -88,7 +88,7 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
     if found is None:
         return None
     number = int(found[1]) + int(found[2] or 0) * _OVERLAPS_APART
-    return Stream(int(gpu[1]), number) if number <= ID_LIMIT else None
+    return Stream(int(gpu[1]), number) if number < 1 << 63 else None
 
 
 def is_summary_counter(name: str, unit: str) -> bool:
