@@ -91,6 +91,19 @@ def test_ranks_that_are_missing_are_named_and_blame_no_other(tmp_path: Path) -> 
     assert "not in the dataset: 2 of 16 ranks: 7, 10" in tables["notes"]
 
 
+def test_ranks_with_impossible_lengths_are_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for rank, dur in ((0, 5), (1, 900)):
+        some = [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7} for _ in range(3)]
+        times = ({"ts": 10 + 10 * at, "dur": 5 if at else dur} for at in range(3))
+        events = [one | time for one, time in zip(some, times, strict=True)]
+        members = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}}
+        (tmp_path / "runs" / f"{rank}.json").write_text(json.dumps({**members, "traceEvents": events}))
+    build_here(str(tmp_path / "runs"), str(tmp_path / "ds"))
+    found = [note for note in asked(tmp_path / "ds")["notes"] if note.startswith("impossible")]
+    assert [note.startswith("impossible: work of rank 1 lasts while") for note in found] == [True]
+
+
 def test_times_of_a_rank_add_up(tables: dict[str, Any]) -> None:
     for rank in tables["ranks"]:
         parts_ns = rank["compute_ns"] + rank["exposed_ns"] + rank["copies_ns"] + rank["idle_ns"]

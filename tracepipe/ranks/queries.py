@@ -96,6 +96,7 @@ with own as (
     select rank, {_sums(["collectives", "waited_ns"])} from waits group by rank
 )
 select own.*, clock, coalesce(world_size, 0) as world_size, kernels, lost,
+    case when cast(notes as string) like '%impossible: %' then 1 else 0 end as impossible,
     coalesce(came_last, 0) as came_last, coalesce(made_wait_ns, 0) as made_wait_ns,
     coalesce(waited_ns, 0) as waited_ns, coalesce(waited.collectives, 0) as collectives
 from own join ranks using (rank) left join made using (rank) left join waited using (rank) order by rank

@@ -61,6 +61,12 @@ def _notes(job: Job) -> list[str]:
     lost = sum(job.ranks["lost"].tolist())
     if lost:
         notes.append(f"lost: {lost:,} {agree(lost, 'event|events happened and was|were not recorded')}")
+    if wrong := [rank for rank, is_wrong in rows(job.ranks, "rank", "impossible") if is_wrong]:
+        names = _ranges(wrong[:_NAMES_MAX]) + " …" * (len(wrong) > _NAMES_MAX)
+        notes.append(
+            f"impossible: work of {agree(len(wrong), 'rank|ranks')} {names} lasts while later work of its "
+            "stream begins and ends; the notes of the table ranks have its share of the time"
+        )
     unplaced, clocks = len(job.aligned.refused), len(job.aligned.refused) + len(job.aligned.placements)
     if unplaced and clocks > 1:
         notes.append(
