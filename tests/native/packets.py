@@ -15,7 +15,7 @@ from tests.fuzz import packets as recorded
 from tests.support.batches import read_all
 from tracepipe import native
 from tracepipe.converters.packets import varint
-from tracepipe.readers import perfetto
+from tracepipe.readers import perfetto, perfetto_order, sorted_rows
 from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT
 
 _BEGIN, _END, _INSTANT, _COUNTER = range(1, 5)
@@ -40,15 +40,16 @@ _WORDS = (
 def packets_take(core: ctypes.CDLL, rng: Random) -> None:
     """Reading a whole trace, twice."""
     native.CORE = Path(core._name)
-    data = trace(rng)
+    data, kept = trace(rng), rng.choice((0, 5, 1 << 12))
     os.environ[native.PURE] = "1"
-    pure = read(data)
+    pure = read(data, kept)
     os.environ[native.PURE] = "0"
-    assert read(data) == pure
+    assert read(data, kept) == pure
 
 
-def read(data: bytes) -> Any:
-    """All that is read from a trace."""
+def read(data: bytes, kept: int) -> Any:
+    """All that is read from a trace, with so many keys and rows at a time."""
+    perfetto_order._KEYS_MAX, sorted_rows.GIVEN_ROWS = kept, kept + 1
     recording = perfetto.read(io.BytesIO(data))
     return recording.header, *read_all(recording)
 
@@ -57,7 +58,7 @@ def trace(rng: Random) -> bytes:
     """A trace: a recorded one with changes, or one whose events have any of the usual fields."""
     if rng.random() < 0.4:
         return recorded.trace(rng)
-    packets = [_descriptor(uuid) for uuid in range(1, 7)] if rng.random() < 0.9 else []
+    packets = [_descriptor(uuid) for uuid in range(1, 8)] if rng.random() < 0.9 else []
     packets += [_state(rng, sequence) for sequence in (1, 2, 2)]
     packets += [_packet(rng) for _ in range(rng.choice((5, 50, 200)))]
     if rng.random() < 0.3:
@@ -82,14 +83,15 @@ def _fixed(field: int, data: bytes) -> bytes:
 
 
 def _descriptor(uuid: int) -> bytes:
-    """Threads, then a counter, and a stream of a GPU in a trace of tracepipe."""
-    of = _message(2, b"capture" if uuid == 5 else b"tracepipe" if uuid == 6 else b"stream 7")
-    if uuid < 4:
+    """Two threads, a counter, and a stream of a GPU in a trace of tracepipe."""
+    name, parent = {3: (b"stream 7", 7), 4: (b"bytes", 0), 5: (b"capture", 6), 6: (b"tracepipe", 0)}.get(
+        uuid, (b"GPU 0", 0)
+    )
+    of = _message(2, name) + _field(5, parent)
+    if uuid < 3:
         of = _message(4, _field(1, 7), _field(2, uuid), _message(5, b"thread"))
     elif uuid == 4:
-        of = _message(2, b"bytes") + _message(8, _field(4, 1000))
-    elif uuid == 5:
-        of += _field(5, 6)
+        of += _message(8, _field(4, 1000))
     return _message(60, _field(1, uuid), of) + _field(10, 1)
 
 
@@ -139,9 +141,18 @@ def _event(rng: Random) -> bytes:
         parts += [_field(3, rng.randrange(1, 6))] * rng.choice((0, 1, 1, 2))
         parts += [_message(22, rng.choice(_WORDS))] * (rng.random() < 0.1)
     parts += [_message(4, *_annotation(rng, 0)) for _ in range(rng.choice((0, 0, 1, 3)))]
+    parts += [_of_kernel(rng) for _ in range(rng.choice((0, 0, 0, 1, 2)))]
     parts += [_fixed(47, rng.randrange(5).to_bytes(8, "little"))] * rng.choice((0, 0, 0, 1, 2))
     parts += [_fixed(48, rng.choice((1, 2, 1 << 60)).to_bytes(8, "little"))] * (rng.random() < 0.1)
     return b"".join(parts)
+
+
+def _of_kernel(rng: Random) -> bytes:
+    """An argument on which the record of a kernel depends."""
+    if rng.random() < 0.3:
+        return _message(4, _message(10, b"kernel"), _message(6, rng.choice(_WORDS)))
+    sizes = [_message(12, _field(4, rng.choice((1, 5, 5, -1)))) for _ in range(rng.choice((3, 3, 3, 2)))]
+    return _message(4, _message(10, rng.choice((b"grid", b"block"))), *sizes)
 
 
 def _annotation(rng: Random, depth: int) -> list[bytes]:

@@ -23,6 +23,8 @@ Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "takes_flow", "has_launch")
 SortedColumns = _pointers("SortedColumns", "ts", "rank", "dur", "number", "second_end", "first_end", "first")
+OrderRows = _pointers("OrderRows", "ts", "dur", "number", "second_end", "first", "key")
+OrderMade = _pointers("OrderMade", "ts", "dur", "number", "second_end", "record")
 Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
 Given = _pointers("Given", "shape", "args", "launch", "source", "line")
 Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
@@ -100,6 +102,21 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_packets_rank": (i64, [ptr, u64, i32, i64, i32]),
     "tp_packets_counter": (i32, [ptr, u64, i32, i64]),
     "tp_packets_take": (i64, [ptr, ptr, text, i64, i64, ptr]),
+    "tp_order_new": (ptr, [u64, i64]),
+    "tp_order_free": (None, [ptr]),
+    "tp_order_add_key": (i64, [ptr, *[i32] * 5, text, i64, i64]),
+    "tp_order_set_record": (None, [ptr, *[i32] * 3]),
+    "tp_order_set_variant": (i32, [ptr, i32]),
+    "tp_order_forget": (None, [ptr]),
+    "tp_order_open": (i64, [ptr, at(ptr)]),
+    "tp_order_counted": (None, [ptr, ptr]),
+    "tp_order_times": (i64, [ptr, i64]),
+    "tp_order_again": (None, [ptr, i64]),
+    "tp_order_flow": (i32, [ptr, i32, i64, ptr]),
+    "tp_order_part": (i64, [ptr, at(ptr)]),
+    "tp_order_add": (i32, [ptr, at(OrderMade), *[i64] * 3, i32, text, i64]),
+    "tp_order_take": (i64, [ptr, at(OrderRows), text, i64, i64, at(OrderMade), ptr]),
+    "tp_order_made_rows": (i64, [ptr, at(ptr), at(i64)]),
     "tp_sorted_new": (ptr, [u64, i64, i64]),
     "tp_sorted_free": (None, [ptr]),
     "tp_sorted_add": (i32, [ptr, i64, i32, i64, i64, text, i64, text, i64]),

@@ -61,6 +61,7 @@ from tracepipe.readers.perfetto_events import (
     TrackEvents,
     number_or_text,
 )
+from tracepipe.readers.perfetto_order import NativeOrdered
 from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, is_trace, parts_of
 from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_sequences import (
@@ -586,7 +587,9 @@ class _Trace:
 
     def _batches(self) -> Iterator[SourceBatch]:
         """The events in the order of time."""
-        ordered = Ordered(self._tracks, self._submissions)
+        core = None if self._core is None else self._core.core
+        of = self._tracks, self._submissions
+        ordered = Ordered(*of) if core is None else NativeOrdered(*of, core)
         problems = self._problems.pop()
         others: list[Any] = [*self._tracks.name_records(), *self._losses.records(self._tracks)]
         for rows in self._sorted.rows.in_order():

@@ -310,7 +310,7 @@ _ASYNCHRONOUS: Final = {"b": BEGIN, "e": END, "n": INSTANT, "S": BEGIN, "F": END
 _GPU_STAGES: Final = 3000 << 3 | BYTES
 _SUBMITTED, _WAITED = 1, 2
 # A slice with one of these categories is a call of CUDA, as in PyTorch's JSON.
-_OF_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver"})
+OF_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver"})
 _STAGES_MAX: Final = 1 << 17
 _STAGES_OF_CALL_MAX: Final = 1 << 12
 _WAITS_OF_STAGE_MAX: Final = 64
@@ -706,7 +706,7 @@ _OPEN_MAX: Final = 1 << 17
 # The most open slices of a track among which an end is matched. The trace processor keeps no more.
 _LOOKED_AT_MAX: Final = 512
 _OPEN_FLOWS_MAX: Final = 1 << 16
-_Key = tuple[str, int, str, str]
+Key = tuple[str, int, str, str]
 """Phase, track, name and category."""
 _Row = tuple[int, int, int, bytes, bytes]
 """Time, length, flow, record and arguments."""
@@ -716,6 +716,7 @@ class Ordered:
     """Reads rows in the order of time. `counted` counts what could not be used."""
 
     def __init__(self, tracks: Tracks, submissions: Submissions) -> None:
+        self._open_max = _OPEN_MAX
         self._tracks, self._submissions = tracks, submissions
         self.counted: Counts[str] = Counts()
         self._open: dict[int, list[tuple[str, str, bool]]] = {}
@@ -729,8 +730,7 @@ class Ordered:
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
         """The losses among the rows that were taken."""
-        self._keys = Cache[bytes, tuple[_Key | Record, bytes]]()
-        """What a first text states, and that text with the numbers of processors and GPUs."""
+        self._keys = Cache[bytes, tuple[Key | Record, bytes]]()
         self._records = Cache[tuple[str, int, str, bool, bool], bytes]()
 
     def events(self, rows: Rows) -> Rows:
@@ -739,40 +739,23 @@ class Ordered:
         for ts_ns, _, dur_ns, number, first, second in rows:
             both = self._keys.get(first)
             if both is None:
-                stated = orjson.loads(first)
-                if isinstance(stated, dict):
-                    if "gpu" in stated:
-                        stated["gpu"] = self._tracks.gpu(stated["gpu"])
-                    elif stated["type"] == "loss" and "cpu" in stated:
-                        stated["cpu"] = self._tracks.cpu(stated["cpu"])
-                    both = stated, packed(stated)
-                else:
-                    both = tuple(stated), first
+                both = self._stated(first)
                 self._keys.keep(first, both, 2 * len(first))
             key, first = both
-            if isinstance(key, dict):  # a record, which has its thread or stream
-                if key["type"] == "loss":
-                    self.losses.append({**key, "ts_ns": ts_ns})
-                elif key["phase"] == LAST_FLOW:
-                    if flow := self._goes_on(LAST_FLOW, number):
-                        made.append((ts_ns, 0, flow[1], first, b""))
-                elif key["type"] != "scheduler":
-                    made.append((ts_ns, dur_ns, self._submissions.launch(number), first, second))
-                    made += self._waited_for(key, ts_ns, number)
-                elif event := self.threads.event(key, second, ts_ns):
-                    made.append((ts_ns, 0, 0, *event))
+            if isinstance(key, dict):
+                made += self._rows_of(key, (ts_ns, dur_ns, number, first, second))
                 continue
             phase, track, name, category = key
             if (part := self._tracks.at(track, ts_ns)) != track:
                 track, key = part, (phase, part, name, category)
-            is_call = number != 0 or category in _OF_CALLS
+            is_call = number != 0 or category in OF_CALLS
             stream = self._tracks.place(track).stream
             if stream is not None:
                 if stream.is_summary:
                     continue
                 name = kernel_name(name, second)
             if phase == BEGIN:
-                if self._opened >= _OPEN_MAX:
+                if self._opened >= self._open_max:
                     self._deeper[track] += 1
                     self.counted["more begins than can be open at a time"] += 1
                     continue
@@ -800,6 +783,32 @@ class Ordered:
                 record, second = begun(orjson.loads(record), second)
             made.append((ts_ns, dur_ns, number if has_launch else 0, record, second))
         return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
+
+    def _stated(self, first: bytes) -> tuple[Key | Record, bytes]:
+        """What a first text states, and that text with the numbers of processors and GPUs."""
+        stated = orjson.loads(first)
+        if not isinstance(stated, dict):
+            return tuple(stated), first
+        if "gpu" in stated:
+            stated["gpu"] = self._tracks.gpu(stated["gpu"])
+        elif stated["type"] == "loss" and "cpu" in stated:
+            stated["cpu"] = self._tracks.cpu(stated["cpu"])
+        return stated, packed(stated)
+
+    def _rows_of(self, record: Record, row: _Row) -> list[_Row]:
+        """The rows for the row of a record, which has its thread or stream."""
+        ts_ns, dur_ns, number, first, second = row
+        if record["type"] == "loss":
+            self.losses.append({**record, "ts_ns": ts_ns})
+        elif record["phase"] == LAST_FLOW:
+            if flow := self._goes_on(LAST_FLOW, number):
+                return [(ts_ns, 0, flow[1], first, b"")]
+        elif record["type"] != "scheduler":
+            whole = (ts_ns, dur_ns, self._submissions.launch(number), first, second)
+            return [whole, *self._waited_for(record, ts_ns, number)]
+        elif event := self.threads.event(record, second, ts_ns):
+            return [(ts_ns, 0, 0, *event)]
+        return []
 
     def _may_launch(self, track: int) -> bool:
         """Whether the calls of CUDA on a track become calls: they do on the track of a thread itself."""
@@ -833,7 +842,7 @@ class Ordered:
         self.counted["end|ends without an open slice"] += 1
         return None
 
-    def _flow(self, key: _Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
+    def _flow(self, key: Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
         """The rows for an end of a flow, and for its instant."""
         phase, track, name, category = key
         is_instant = phase.startswith(INSTANT_FLOW)

@@ -45,7 +45,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from tracepipe.event.counters import COUNTERS, SUMMARY
-from tracepipe.event.model import INDEX_LIMIT, Header, Problem, Record, cut_text
+from tracepipe.event.model import INDEX_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
 from tracepipe.event.origins import IDS_PER_HOST, id_on
 from tracepipe.event.tables import LongNames
 from tracepipe.readers.ids import Ids, flow_number
@@ -633,6 +633,12 @@ class Tracks:
         """The track of an event: that of the process or thread that had its ids at that time."""
         found = self._parts.get(uuid)
         return uuid if found is None else found[1][max(0, bisect_right(found[0], ts_ns) - 1)]
+
+    def until(self, uuid: int, ts_ns: int) -> int:
+        """The time at which the track of an event changes next."""
+        starts = self._parts[uuid][0] if uuid in self._parts else []
+        next = bisect_right(starts, ts_ns) or 1
+        return starts[next] if next < len(starts) else TIME_LIMIT_NS + 1
 
     def _path(self, chain: list[int]) -> tuple[str, ...]:
         """The names of tracks without a process from the top down; empty for those with a process."""
