@@ -599,6 +599,17 @@ def test_gpus_and_launches_of_merged_ranks_are_told_apart(rows: str, order: str)
 
 
 @pytest.mark.usefixtures("core")
+def test_a_process_that_pytorch_does_not_know_is_no_other_rank() -> None:
+    calls = [
+        EVENT
+        | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": pid, "args": {"correlation": number}}
+        for number, pid in ((1, 7), (2, -1))
+    ]
+    kernels = [call | {"cat": "kernel", "pid": 0, "tid": 7, "ts": 9} for call in calls]
+    assert [record["launch"] for record in kineto(*calls, *kernels)] == [1, 2, 1, 2]
+
+
+@pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("names_are_first", [True, False])
 def test_gpus_of_xla_are_known_by_the_names_of_their_rows(names_are_first: bool) -> None:
     """JAX and TensorFlow write the numbers of launches as texts."""
@@ -621,7 +632,10 @@ def test_gpus_of_xla_are_known_by_the_names_of_their_rows(names_are_first: bool)
         {"pid": 9, "tid": 15, "name": "jit_step"},
     ]
     events = [EVENT | one for one in work] * 2
-    records, problems = read([*names, *events] if names_are_first else [*events, *names])
+    some = [*names, *events] if names_are_first else [*events, *names]
+    recording = chrome.read(io.BytesIO(json.dumps(some).encode()))
+    assert recording.header.engine == "XLA's profiler"
+    records, problems = read_all(recording)
     assert [one for one in problems if one.skipped] == []
     found = [record for record in records if record["type"] != "name"][: len(work)]
     fields = ("type", "name", "layer", "domain", "gpu", "stream", "launch")

@@ -207,6 +207,11 @@ def _index(stated: object) -> int | None:
     return index if _is_id(index) else None
 
 
+def _is_below_0(pid: object) -> bool:
+    """Whether a process is one that PyTorch does not know."""
+    return type(pid) is int and pid < 0
+
+
 def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= ID_LIMIT
 
@@ -256,7 +261,7 @@ class Kinds:
             return
         process = self._ids.number(event.get("pid"))
         if event["ph"] == "s":
-            self.ranks.begin_arrow(flow_number(*id), process)
+            self.ranks.begin_arrow(flow_number(*id), None if _is_below_0(event.get("pid")) else process)
         elif (stream := _stream(event.get("tid"))) is not None:
             self.ranks.end_arrow(flow_number(*id), process, stream, ts_ns)
 
@@ -291,7 +296,8 @@ class Kinds:
                 args = dict(args)
                 fields = xla_events.work_fields(name, args)
                 fields |= {"gpu": int(gpu[1]), "stream": int(stream[1])}
-                fields = self._thread(event, **fields) if fields["type"] == "memory" else fields
+                if fields["type"] == "memory":
+                    return Kind(self._thread(event, **fields), own_args=args)
                 return Kind(fields, xla_events.launch_of(args), own_args=args)
             return Kind(self._thread(event, type="hook", layer=line or EVENTS))
         if not process or not self.has_gpu_of_xla:
@@ -329,7 +335,7 @@ class Kinds:
     def _call(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         launch = self._launch(args) if LAUNCHES.search(str(event.get("name"))) else None
         fields = self._thread(event, type="userspace")
-        if launch is not None:
+        if launch is not None and not _is_below_0(event.get("pid")):
             self.ranks.add_call(fields.get("pid"))
         return Kind(fields, launch)
 
@@ -474,6 +480,11 @@ class ChromeEvents:
         self._firsts = Cache[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
         self.long_names = LongNames()
+
+    @property
+    def is_of_xla(self) -> bool:
+        """Whether rows of a GPU have XLA's names."""
+        return self._kinds.has_gpu_of_xla
 
     def add_all(self, batch: Elements) -> list[Problem]:
         """Add events, and return the problems of events and of the text between them."""
@@ -1049,6 +1060,8 @@ class _Members:
             header.engine = f"VizTracer {self._member(VIZTRACER).get('version', '')}".rstrip()
         elif self.is_kineto or self.is_proton:
             header.engine = "PyTorch's profiler (Kineto)" if self.is_kineto else "Triton Proton"
+        elif events.is_of_xla:
+            header.engine = "XLA's profiler"
         return header
 
 
