@@ -182,10 +182,7 @@ def peaks_of_memory(of: Stated) -> list[tuple[Any, ...]]:
     rows = of.rows("memory", "processes")
     on_gpu = [row for row in rows if row["kind"] in (DEVICE, MANAGED) and row["peak_bytes"]]
     on_gpu.sort(key=lambda row: -row["peak_bytes"])
-    return [
-        tuple(row[key] or 0 if "freed" in key else row[key] for key in keys)
-        for row in on_gpu[:_PEAKS_OF_SUMMARY]
-    ]
+    return [tuple(row[key] for key in keys) for row in on_gpu[:_PEAKS_OF_SUMMARY]]
 
 
 def annotations_of_summary(of: Stated) -> Rows:

@@ -200,6 +200,25 @@ def test_what_is_not_known_is_not_0(load: Load) -> None:
     assert "1 allocation has no size: it is counted with 0 bytes" in result.notes
 
 
+def test_frees_of_unknown_addresses_may_be_of_allocations_without_one(load: Load) -> None:
+    result = run(
+        load(
+            did("free", 50, address=1),  # before any allocation
+            did("alloc", 100, size=10),
+            did("alloc", 110, size=30),
+            did("alloc", 120, size=20),
+            did("free", 200, address=2),
+            did("free", 210),
+        ),
+        Options(),
+    )
+    assert rows(result, "faults", "what", "address") == [("free of an unknown address", "0x1")]
+    said = (
+        "of 3 allocations without an address, which 2 frees may be of, at least 1 was not freed: 10 B or more"
+    )
+    assert said in result.notes
+
+
 def test_with_losses_the_figures_are_bounds(load: Load) -> None:
     loss = {"type": "loss", "layer": "userspace", "count": 12}
     result = run(load(did("alloc", 1_100, 0x10, 1), loss), Options())

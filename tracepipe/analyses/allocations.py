@@ -85,6 +85,27 @@ class Place:
         return self.steps_bytes[at], self.changed_ns[at]
 
 
+@dataclass
+class Nameless:
+    """The allocations of a process and side without an address: the sizes that are known. `frees` may be of
+    them: they have no address either, or one that no allocation has.
+    """
+
+    count: int = 0
+    sizes_bytes: array[int] = field(default_factory=lambda: array("q"))
+    frees: int = 0
+
+    def has_open(self) -> bool:
+        """Whether one of them may not be freed yet."""
+        return self.frees < self.count
+
+    def least_kept(self) -> tuple[int, int]:
+        """How many of them were surely not freed, and their bytes at the least."""
+        kept = max(0, self.count - self.frees)
+        unsized = self.count - len(self.sizes_bytes)
+        return kept, sum(sorted(self.sizes_bytes)[: max(0, kept - unsized)])
+
+
 @dataclass(frozen=True, slots=True)
 class Allocations:
     """Allocations, frees and faults: a row for each event, sorted by time, in columns of shape `(rows,)`.
@@ -95,6 +116,7 @@ class Allocations:
     places: list[Place]
     counted: list[Place]
     """The places whose bytes were counted, in the order of their first events."""
+    nameless: list[Nameless]
     sites: list[str]
     addresses: list[str]
     at_ns: Int64s
@@ -284,6 +306,7 @@ class _Following:
         self._rows: list[tuple[int, ...]] = []
         self._ended: list[int] = []
         self._counted: list[Place] = []
+        self._nameless: dict[tuple[int | None, bool], Nameless] = {}
 
     def follow(self, event: _Event) -> None:
         """Process the next event; events are sorted by time."""
@@ -303,7 +326,8 @@ class _Following:
         columns = np.array(self._rows, np.int64).reshape(-1, 9).T, [np.array(self._ended, np.int64)]
         addresses = [address for _, address, _ in self._keys]
         places, counted = self._by_number, self._counted
-        return Allocations(from_calls, places, counted, [*self._sites], addresses, *chain(*columns))
+        nameless = [*self._nameless.values()]
+        return Allocations(from_calls, places, counted, nameless, [*self._sites], addresses, *chain(*columns))
 
     def _place(self, pid: int | None, gpu: int | None, kind: str) -> Place:
         place = self._places.get((pid, gpu, kind))
@@ -365,6 +389,10 @@ class _Following:
         key = self._key(event, side)
         if key == NONE:
             place.unmatched += 1
+            nameless = self._nameless.setdefault((event.pid, side == HOST), Nameless())
+            nameless.count += 1
+            if event.size_bytes is not None:
+                nameless.sizes_bytes.append(event.size_bytes)
             self._add(event, place, key, is_made=True)
         else:
             before = self._live[key]
@@ -379,9 +407,15 @@ class _Following:
     def _free(self, event: _Event, side: str) -> None:
         place = self._place(event.pid, event.gpu if side == DEVICE else None, side)
         key = self._key(event, side)
+        nameless = self._nameless.get((event.pid, side == HOST), Nameless())
         if key == NONE:
             place.unmatched += 1
+            nameless.frees += 1
             self._count(place, event.at_ns, -(event.size_bytes or 0), event.total_bytes)
+            return
+        if self._live[key] == NONE and nameless.has_open():
+            nameless.frees += 1
+            self._add(event, place, key)
             return
         one, self._live[key] = self._live[key], NONE
         if one == NONE:

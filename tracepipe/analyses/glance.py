@@ -312,8 +312,8 @@ def _peaks(run: Run, found: Glance) -> Table:
             place.peak[0],
             place.peak[1] - run.facts.start_ns,
             of.count,
-            of.never_freed or 0,
-            of.never_freed_bytes or 0,
+            of.never_freed,
+            of.never_freed_bytes,
         )
         for place, of in found.peaks[:_GPUS_SAID]
     ]

@@ -323,6 +323,13 @@ def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
             f"{agree(unmatched, 'it|they')} cannot be matched, and {agree(unmatched, 'is|are')} not among "
             "the never freed; a free without address and size does not reduce the bytes"
         )
+    if count := sum(one.count for one in found.nameless):
+        kept, kept_bytes = (sum(of) for of in zip(*(one.least_kept() for one in found.nameless), strict=True))
+        frees = counted(sum(one.frees for one in found.nameless), "free|frees")
+        yield (
+            f"of {counted(count, 'allocation|allocations')} without an address, which {frees} may be of, at "
+            f"least {kept} {agree(kept, 'was|were')} not freed: {size_text(kept_bytes)} or more"
+        )
     if unsized := int(found.is_made[found.size_bytes == NONE].sum()):
         yield counted(unsized, "allocation|allocations has|have no size: it|they is|are counted with 0 bytes")
     yield from _ended_contexts(run, found)
