@@ -99,7 +99,8 @@ def _state(rng: Random, sequence: int) -> bytes:
     """The first packet of a sequence: clocks, and defaults."""
     clocks = [_message(1, _field(1, id), _field(2, rng.randrange(50))) for id in (6, 3, 1)]
     own = [_message(1, _field(1, 64), _field(2, 20), _field(3, 1), _field(4, rng.choice((1, 1, 1000))))]
-    defaults = _field(58, rng.choice((64, 64, 3, 6, 0))) + _message(11, _field(11, rng.choice((1, 2, 9))))
+    of_events = [_field(11, rng.choice((1, 2, 9))), *[_field(31, 4)] * rng.choice((0, 1, 1, 2))]
+    defaults = _field(58, rng.choice((64, 64, 3, 6, 0))) + _message(11, *of_events)
     parts = [_field(10, sequence), _field(13, rng.choice((1, 3, 3, 2))), _message(59, defaults)]
     if rng.random() < 0.8:
         parts += [_message(6, *clocks, *own), _field(8, rng.randrange(100))]
@@ -142,6 +143,8 @@ def _event(rng: Random) -> bytes:
         parts += [_message(22, rng.choice(_WORDS))] * (rng.random() < 0.1)
     parts += [_message(4, *_annotation(rng, 0)) for _ in range(rng.choice((0, 0, 1, 3)))]
     parts += [_of_kernel(rng) for _ in range(rng.choice((0, 0, 0, 1, 2)))]
+    parts += [_field(12, rng.choice((5, -5, 1 << 62)))] * rng.choice((0, 0, 0, 1, 1, 2))
+    parts += [_field(31, rng.choice((4, 4, 2)))] * (rng.random() < 0.1)
     parts += [_fixed(47, rng.randrange(5).to_bytes(8, "little"))] * rng.choice((0, 0, 0, 1, 2))
     parts += [_fixed(48, rng.choice((1, 2, 1 << 60)).to_bytes(8, "little"))] * (rng.random() < 0.1)
     return b"".join(parts)

@@ -4,7 +4,7 @@
  *     TracePacket     8 timestamp  58 timestamp_clock_id  10 sequence  13 sequence_flags  12 interned_data
  *                     11 track_event
  *     TrackEvent      9 type  11 track  10 name_iid or 23 name  3 or 22 categories  4 debug_annotations
- *                     30 value of a counter  47 flow_ids  48 terminating_flow_ids
+ *                     30 value of a counter, 12 and 31 of a further one  47 flow_ids  48 terminating_flow_ids
  *
  * A packet with any other field, with a field twice, or that changes more than names is left to Python, which
  * reads all packets in the order of the file. Python states what it knows of a sequence: its defaults, its
@@ -35,7 +35,8 @@ typedef struct {
 /* What Python knows of a sequence, and what changes here: perfetto_core.py. */
 typedef struct {
     int64_t is_valid, has_track, has_thread, is_negative; /* the thread */
-    uint64_t track, thread;
+    int64_t has_counter;
+    uint64_t track, thread, counter; /* the counter is that of values in slices, where there is one */
     int64_t clock, last_ns, names_bytes, snapshots;
     tp_clock clocks[CLOCKS];
 } tp_stated;
@@ -562,16 +563,16 @@ static int put_annotation(tp_packets *p, const tp_sequence *s, tp_span data, tp_
 
 enum { TYPE = TAG(9, VARINT), TRACK = TAG(11, VARINT), NAME_IID = TAG(10, VARINT), NAME = TAG(23, BYTES),
        CATEGORY_IIDS = TAG(3, VARINT), CATEGORY = TAG(22, BYTES), ANNOTATION = TAG(4, BYTES), VALUE = TAG(30, VARINT),
-       FLOW = TAG(47, FIXED64), LAST_FLOW = TAG(48, FIXED64) };
+       MORE_VALUE = TAG(12, VARINT), MORE_COUNTER = TAG(31, VARINT), FLOW = TAG(47, FIXED64), LAST_FLOW = TAG(48, FIXED64) };
 enum { BEGIN = 1, END, INSTANT, COUNTER };
 #define FLOWS_MAX 8
 #define FLOW_LIMIT (((uint64_t)1 << 52) - 1)
 #define TIME_LIMIT_NS (((int64_t)1 << 62) - 1)
 
 typedef struct {
-    int type, has_track, has_name, has_value, is_more, categories, flows_count, last_count;
-    uint64_t track, flows[FLOWS_MAX], last[FLOWS_MAX], category_tag;
-    int64_t value;
+    int type, has_track, has_name, has_value, has_more_value, has_counter, has_args, categories, flows_count, last_count;
+    uint64_t track, counter, flows[FLOWS_MAX], last[FLOWS_MAX], category_tag;
+    int64_t value; /* of the event, or of a further counter */
 } tp_event;
 
 static int add_category(tp_packets *p, tp_event *e, const tp_sequence *s, tp_field field)
@@ -632,14 +633,21 @@ static int read_event(tp_packets *p, tp_event *e, const tp_sequence *s, tp_span 
                 return 0;
             break;
         case ANNOTATION:
-            e->is_more = 1;
+            e->has_args = 1;
             if ((!keys.count && !put(p, &p->args, "{", 1)) || !put_annotation(p, s, field.data, &keys, 0))
                 return 0;
             break;
         case VALUE:
-            if (e->has_value++)
+        case MORE_VALUE:
+            if (e->has_value || e->has_more_value)
                 return 0;
+            *(field.tag == VALUE ? &e->has_value : &e->has_more_value) = 1;
             e->value = (int64_t)field.number;
+            break;
+        case MORE_COUNTER:
+            if (e->has_counter++)
+                return 0;
+            e->counter = field.number;
             break;
         case FLOW:
         case LAST_FLOW: {
@@ -657,7 +665,7 @@ static int read_event(tp_packets *p, tp_event *e, const tp_sequence *s, tp_span 
         if (keys.size[i] == sizeof "\"callstack\"" - 1 && !memcmp(p->args.data + keys.at[i], "\"callstack\"", sizeof "\"callstack\"" - 1))
             return 0; /* it has another name there */
     if (e->type == COUNTER)
-        return e->has_value && !e->has_name && !e->categories && !e->is_more && !e->flows_count && !e->last_count;
+        return e->has_value && !e->has_name && !e->categories && !e->has_args && !e->flows_count && !e->last_count;
     return e->type && !e->has_value && (!keys.count || put(p, &p->args, "}", 1));
 }
 
@@ -689,34 +697,50 @@ static void add_row(tp_packets *p, tp_sorted *sorted, tp_sorted_row row, const c
     }
 }
 
+/* Multiplies the value of a simple counter. Returns 0 where it is none, or the value has over 64 bits. */
+static int counted(const tp_packets *p, tp_uuid uuid, int64_t *value)
+{
+    int64_t number = track_of(p, uuid);
+    const tp_track *track = number < 0 ? 0 : &p->tracks[number];
+    return track && track->descriptors == p->shared.descriptors && track->factor &&
+           !__builtin_mul_overflow(*value, track->factor, value) && *value != INT64_MIN;
+}
+
+static void add_value(tp_packets *p, tp_sorted *sorted, int64_t ts, tp_uuid uuid, int64_t value)
+{
+    uint8_t digits[24];
+    p->args.size = 0;
+    put(p, &p->args, "{\"value\":", 9);
+    put(p, &p->args, digits, tp_signed_decimal(digits, value) - digits);
+    put(p, &p->args, "}", 1);
+    add_row(p, sorted, (tp_sorted_row){.ts = ts}, "C", uuid, 0, 0, 1);
+}
+
 /* Adds the rows of an event at a time. Returns whether Python need not do it. */
 static int add_event(tp_packets *p, tp_sorted *sorted, const tp_event *e, const tp_stated *of, int64_t ts)
 {
-    static const char *phases[] = {"", "B", "E", "I", "C"};
-    tp_uuid uuid = {0};
+    static const char *phases[] = {"", "B", "E", "I"};
+    tp_uuid uuid = {0}, counter = {e->has_counter ? e->counter : of->counter, 0};
+    int64_t value = e->value;
     if (e->has_track)
         uuid.value = e->track;
     else if (of->has_track)
         uuid.value = of->track;
     else if (of->has_thread)
         uuid = (tp_uuid){of->thread, of->is_negative};
+    if (ts < 0 || ts > TIME_LIMIT_NS)
+        return 0;
+    if (e->type == COUNTER) {
+        if (!counted(p, uuid, &value))
+            return 0;
+        add_value(p, sorted, ts, uuid, value);
+        return 1;
+    }
     int64_t number = track_of(p, uuid);
-    if (number < 0 || ts < 0 || ts > TIME_LIMIT_NS)
+    if (number < 0 || (e->has_more_value && ((!e->has_counter && !of->has_counter) || !counted(p, counter, &value))))
         return 0;
     tp_track *track = &p->tracks[number];
     tp_sorted_row row = {.ts = ts};
-    if (e->type == COUNTER) {
-        int64_t value;
-        uint8_t digits[24];
-        if (track->descriptors != p->shared.descriptors || !track->factor || __builtin_mul_overflow(e->value, track->factor, &value) || value == INT64_MIN)
-            return 0;
-        p->args.size = 0;
-        put(p, &p->args, "{\"value\":", 9);
-        put(p, &p->args, digits, tp_signed_decimal(digits, value) - digits);
-        put(p, &p->args, "}", 1);
-        add_row(p, sorted, row, "C", uuid, 0, 0, 1);
-        return 1;
-    }
     row.rank = (int32_t)next_rank(track, ts, 0);
     const char *phase = phases[e->type];
     int flow = 0, last = 0;
@@ -736,6 +760,8 @@ static int add_event(tp_packets *p, tp_sorted *sorted, const tp_event *e, const 
         row.number = (int64_t)e->last[last];
         add_row(p, sorted, row, "f", uuid, 1, 0, 0);
     }
+    if (e->has_more_value)
+        add_value(p, sorted, ts, counter, value);
     return 1;
 }
 

@@ -35,9 +35,8 @@ class _Stated(Structure):
     """What Python states of a sequence, and what changes in the core."""
 
     _fields_ = [
-        *((name, c_int64) for name in ("is_valid", "has_track", "has_thread", "is_negative")),
-        ("track", c_uint64),
-        ("thread", c_uint64),
+        *((name, c_int64) for name in ("is_valid", "has_track", "has_thread", "is_negative", "has_counter")),
+        *((name, c_uint64) for name in ("track", "thread", "counter")),
         *((name, c_int64) for name in ("clock", "last_ns", "names_bytes", "snapshots")),
         ("clocks", _Clock * 2),
     ]
@@ -130,6 +129,8 @@ class NativePackets:
         stated.is_valid, stated.last_ns = sequence.is_valid, _limited(sequence.last_ns)
         stated.has_track, stated.has_thread = track is not None, thread is not None
         stated.track, stated.thread, stated.is_negative = track or 0, (thread or 0) & _U64, (thread or 0) < 0
+        counters = sequence.defaults.counters
+        stated.has_counter, stated.counter = (1, counters[0]) if len(counters) == 1 else (0, 0)
         stated.clock = _limited(sequence.defaults.clock)
         for clock in stated.clocks:
             if clock.id != _NO_CLOCK and clock.is_incremental:

@@ -30,7 +30,7 @@ from tracepipe.readers.perfetto_events import (
     Submissions,
 )
 from tracepipe.readers.perfetto_tracks import Tracks, begun, kernel_name
-from tracepipe.readers.sorted_rows import Rows, SortedRow
+from tracepipe.readers.sorted_rows import Rows
 
 _ALL, _NEW_KEY, _NEW_VARIANT, _NEW_RECORD, _AGAIN, _FOREIGN = range(6)
 _PHASES: Final = (
@@ -88,7 +88,6 @@ class NativeOrdered(Ordered):
         ]
         view = ctypes.byref(OrderRows(*(column.ctypes.data for column in columns)))
         made, asked, at = _Made(2 * count), np.zeros(3, np.int64), 0
-        some: list[tuple[SortedRow, int]] = []
         while True:
             data = rows.second.data
             at = checked(core.tp_order_take(self._at, view, data, at, count, made.view, asked.ctypes.data))
@@ -109,8 +108,7 @@ class NativeOrdered(Ordered):
             elif why == _AGAIN:
                 core.tp_order_again(self._at, flow_number("again", of, core.tp_order_times(self._at, of)))
             elif why == _FOREIGN:
-                some = some or list(zip(rows, rows.first.tolist(), strict=True))
-                at = self._take_records(some, at, keys, made)
+                at = self._take_records(rows, at, keys, made)
             else:
                 break
         self._note_counts()
@@ -132,15 +130,17 @@ class NativeOrdered(Ordered):
             ts_ns, np.zeros(count, np.int64), dur_ns, number, first[inverse], firsts, Texts(data, ends)
         )
 
-    def _take_records(self, rows: list[tuple[SortedRow, int]], at: int, keys: Int32s, made: _Made) -> int:
+    def _take_records(self, rows: Rows, at: int, keys: Int32s, made: _Made) -> int:
         """Add the rows of events for rows of records, from a place on. Return the place of the next row."""
         for place in range(at, len(rows)):
-            row, first = rows[place]
-            record, text = self._described[keys[first]] if keys[first] >= 0 else ((), b"")
+            key = keys.item(rows.first.item(place))
+            record, text = self._described[key] if key >= 0 else ((), b"")
             if not isinstance(record, dict):
                 return place
-            ts_ns, _, dur_ns, number, _, second = row
-            for *columns, of, args in self._rows_of(record, (ts_ns, dur_ns, number, text, second)):
+            ts_ns, dur_ns, number = (of.item(place) for of in (rows.ts_ns, rows.dur_ns, rows.number))
+            for *columns, of, args in self._rows_of(
+                record, (ts_ns, dur_ns, number, text, rows.second[place])
+            ):
                 made.reserve(2 * len(rows) + 1)
                 called = self._record_number(of)
                 checked(self._core.tp_order_add(self._at, made.view, *columns, called, args, len(args)))
