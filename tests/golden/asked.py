@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.golden.seen import Path, Seen, SeenSlice, slice_id
 from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.layout.tree import UNNAMED_PROCESS
 
 # Ids of Chrome "processes" that are groups of ours are beyond any process id of Linux.
 _PIDS, _GROUPS = 1 << 22, 1 << 30
@@ -77,12 +78,12 @@ class Asked:
             row = self.tracks[row["parent_id"]]
         if row["utid"] is not None:
             thread = self.threads[row["utid"]]
-            assert row["name"] == thread["name"], "the group of a thread has another name"
-            top = (f"{thread['process']} {thread['pid']}", f"{thread['name']} {thread['tid']}")
-            return (*top, *names)
+            assert thread["name"] in (row["name"], None), "the group of a thread has another name"
+            process = thread["process"] or UNNAMED_PROCESS
+            return (f"{process} {thread['pid']}", f"{row['name']} {thread['tid']}", *names)
         if row["upid"] is not None:
             process = self.processes[row["upid"]]
-            return (f"{process['name']} {process['pid']}", row["name"], *names)
+            return (f"{process['name'] or UNNAMED_PROCESS} {process['pid']}", row["name"], *names)
         return (row["name"], *names)
 
     def _json_path(self, row: dict[str, Any]) -> Path:
@@ -94,7 +95,7 @@ class Asked:
             process, name = self.processes[thread["upid"]], thread["name"]
         is_group = _PIDS < process["pid"] <= _GROUPS
         number = "" if is_group else f" {process['pid']}"
-        return (f"{process['name']}{number}", *name.split(" / "))
+        return (f"{process['name'] or UNNAMED_PROCESS}{number}", *name.split(" / "))
 
     def seen(self) -> Seen:
         """Everything that Perfetto would draw."""

@@ -22,7 +22,7 @@ from tracepipe.converters.chrome import NativeChromeEvents, members
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event import tables as event_tables
 from tracepipe.event.columns import NONE, TraceColumns
-from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, Op, OpColumns, op_of
+from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MORE_FLOWS, Op, OpColumns, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, NativeTables, Tables
 from tracepipe.layout import LayoutOptions
@@ -104,7 +104,8 @@ times = st.one_of(
     st.integers(START_NS - 4 * 3_600 * 10**9, START_NS + 10**15),
     st.sampled_from([-1, 0, (1 << 62) - 1]),
 )
-flows = st.one_of(st.just(0), st.integers(-9, 9), st.integers(-(1 << 62), 1 << 62))
+flows = st.one_of(st.just(0), st.integers(-9, 9), st.integers(-(1 << 53), 1 << 53))
+MORE = np.array([(-5, 6), (7, MORE_FLOWS), (1 << 53, MORE_FLOWS + 1)])
 ROWS = 3
 
 
@@ -129,7 +130,8 @@ def books(draw: st.DrawFn) -> tuple[Book, list[Track]]:
     for args in draw(st.lists(arguments, min_size=1, max_size=4)):
         kept.args_number(args)
     kept.text_number(b"{}")
-    return Book(kept, all_tracks[1:], draw(st.lists(odd_texts, min_size=1, max_size=3))), all_tracks
+    names = draw(st.lists(odd_texts, min_size=1, max_size=3))
+    return Book(kept, all_tracks[1:], names, MORE), all_tracks
 
 
 @st.composite
@@ -144,7 +146,7 @@ def ops_of(draw: st.DrawFn, book: Book, events: int, extras: int) -> Op:
         event,
         draw(st.integers(0, 3)),
         draw(flows),
-        draw(flows),
+        draw(st.one_of(flows, st.integers(MORE_FLOWS, MORE_FLOWS + len(MORE) - 1))),
         draw(st.integers(-(1 << 63), (1 << 63) - 1)),
         NONE,
     )

@@ -40,8 +40,11 @@ from tracepipe.event.ops import (
     NO_MARK,
     UNCLOSED,
     Op,
+    OpColumns,
     op_of,
 )
+from tracepipe.event.tables import new_tables
+from tracepipe.layout.timeline import Book, Drawn
 
 IOCTL, F, G = range(3)
 
@@ -135,15 +138,12 @@ def test_slices_are_numbered_and_know_what_is_around_them() -> None:
     ]
 
 
-def events_with_flows(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
+def events_with_flows(ops: Sequence[Op], nesting: AnyNesting) -> list[tuple[Any, ...]]:
     """Kind, row, time and flows of those that have some, without the bit that events' flows have."""
+    book = Book(new_tables(), more_flows=nesting.more_flows)
+    drawn = Drawn(book, [], None, OpColumns(), np.empty(0, np.int64), [], [])
     return [
-        (
-            op[0],
-            op[1],
-            op[2],
-            *((abs(flow) & FLOW_LIMIT) * (1 if flow > 0 else -1) for flow in op[6:8] if flow),
-        )
+        (*op[:3], *((abs(flow) & FLOW_LIMIT) * (1 if flow > 0 else -1) for flow in drawn.flows(*op[6:8])))
         for op in ops
         if op[6] or op[7]
     ]
@@ -152,19 +152,18 @@ def events_with_flows(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
 def test_a_flow_is_of_the_slice_that_begins_at_its_time_or_an_instant() -> None:
     bench = Bench()
     row, other = bench.row(), bench.row(on_stream=True)
-    bench.add(row, ("X", 5, {"dur": 9}), ("s", 5, {"launch": 3}), ("s", 5, {"launch": 4}))
-    bench.add(row, ("s", 5, {"launch": 5}), ("X", 6, {"dur": 20}), ("t", 6, {"launch": 3}))
+    bench.add(row, ("X", 5, {"dur": 9}), *(("s", 5, {"launch": launch}) for launch in (3, 4, 5, 6)))
+    bench.add(row, ("X", 6, {"dur": 20}), ("t", 6, {"launch": 3}))
     bench.add(other, ("B", 7), ("f", 7, {"launch": 3}), ("f", 8, {"launch": 4}))
     ops = bench.taken()
-    assert events_with_flows(ops) == [
-        (BEGIN, row, 5, -3, -4),
-        (INSTANT, row, 5, -5),
+    assert events_with_flows(ops, bench.nesting) == [
+        (BEGIN, row, 5, -3, -6, -5, -4),
         (BEGIN, row + 2, 6, 3),
         (BEGIN, other, 7, 3),
         (INSTANT, other, 8, 4),
     ]
     bench.add(other, ("f", 7, {"launch": 9}))
-    assert events_with_flows(bench.taken()) == [(INSTANT, other, 7, 9)]
+    assert events_with_flows(bench.taken(), bench.nesting) == [(INSTANT, other, 7, 9)]
 
 
 def test_operations_name_their_events() -> None:

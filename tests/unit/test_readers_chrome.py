@@ -441,12 +441,40 @@ def test_lifecycle_events_of_an_object_are_instants() -> None:
     ]
 
 
-def test_flows_have_one_number_at_all_ends() -> None:
-    ends = [{"ph": phase, "cat": "c", "id": 5, "ts": ts} for phase, ts in (("s", 1), ("t", 2), ("f", 3))]
-    records = events(*ends, {"ph": "s", "cat": "d", "id": 5, "ts": 4})
-    assert [record["phase"] for record in records] == ["s", "t", "f", "s"]
-    assert len({record["flow"] for record in records[:3]}) == 1
-    assert records[3]["flow"] != records[0]["flow"]
+def flows_of(records: list[Record]) -> list[tuple[int, int]]:
+    """The times of both ends of each flow."""
+    ends: dict[int, list[int]] = {}
+    for one in sorted(records, key=lambda record: record.get("phase") != "s"):
+        if "flow" in one:
+            ends.setdefault(one["flow"], []).append(one["ts_ns"])
+    return sorted((first, last) for first, last in ends.values())
+
+
+def test_a_flow_joins_each_end_with_where_its_id_was_last() -> None:
+    ends = [(1, "f"), (2, "s"), (3, "t"), (4, "s"), (5, "f"), (6, "f"), (7, "t"), (8, "f")]
+    flows = [{"ph": phase, "cat": "c", "id": 5, "ts": ts} for ts, phase in ends]
+    records = events(*flows, {"ph": "f", "cat": "d", "id": 5, "ts": 9})
+    alone = [one["ts_ns"] for one in records if [other["flow"] for other in records].count(one["flow"]) == 1]
+    assert alone == [1_000, 4_000, 9_000]
+    joined = [one for one in records if one["ts_ns"] not in alone]
+    assert flows_of(joined) == [
+        (2_000, 3_000),
+        (3_000, 5_000),
+        (3_000, 6_000),
+        (3_000, 7_000),
+        (7_000, 8_000),
+    ]
+
+
+def test_an_id_of_a_flow_that_is_text_is_hexadecimal() -> None:
+    ids = [(7, "0x7"), ("10", 16), ("0XaB", 171), (-1, "-1"), ("way", "way")]
+    ends = [
+        {"ph": phase, "cat": "c", "id": id, "ts": at + later}
+        for at, pair in enumerate(ids, 1)
+        for phase, id, later in (("s", pair[0], 0), ("f", pair[1], 0.5))
+    ]
+    found = flows_of(events(*ends))
+    assert found == [(at * 1000, at * 1000 + 500) for at in range(1, len(ids) + 1)]
 
 
 SLICES = [
@@ -474,21 +502,43 @@ SLICES = [
     ],
 )
 def test_an_end_of_a_flow_belongs_to_the_slice_around_it(end: dict[str, Any], ts_ns: int) -> None:
-    flow = {"cat": "c", "id": 7, "name": "i", "dur": 0}
-    some = [flow | end, flow | end | {"id": 8}, flow | end | {"id": 9}]
-    records = [one for one in events(*SLICES, *some) if "flow" in one]
-    # A slice takes two. The last end stays at its own time.
-    assert [one["ts_ns"] for one in records] == sorted([ts_ns, ts_ns, int(end["ts"] * 1000)])
-    assert len({one["flow"] for one in records}) == 3
+    some = [{"cat": "c", "id": id, "name": "i", "dur": 0} for id in (7, 8, 9)]
+    # The other ends are on a thread without slices.
+    other = {"ts": 90, "ph": "f", "tid": 10} if end["ph"] == "s" else {"ts": 1, "ph": "s", "tid": 10}
+    records = events(*SLICES, *(flow | one for flow in some for one in (end, other)))
+    at = sorted([ts_ns, other["ts"] * 1000])
+    assert flows_of(records) == [(at[0], at[1])] * 3
     assert {one["layer"] for one in records} == {"events"}
+
+
+@pytest.mark.usefixtures("core")
+def test_a_slice_takes_all_of_its_flows() -> None:
+    slices = [{"name": f"{at}", "ts": at * 10, "dur": 5, "tid": at} for at in range(1, 7)]
+    ends = [
+        {"ph": phase, "cat": "c", "id": id, "ts": at * 10 + 1, "tid": at, "bp": "e"}
+        for id in range(2, 7)
+        for phase, at in (("s", 1), ("f", id))
+    ]
+    assert flows_of(events(*slices, *ends)) == [(10_000, at * 10_000) for at in range(2, 7)]
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 21])
 def test_slices_around_flows_are_kept_in_limited_memory(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome, "_AROUND_BYTES_MAX", limit)
-    flow = {"ph": "s", "cat": "c", "id": 7, "ts": 30}
-    (record,) = [one for one in events(*SLICES, flow) if "flow" in one]
-    assert record["ts_ns"] == (10_000 if limit else 30_000)
+    flow = {"cat": "c", "id": 7}
+    records = events(*SLICES, flow | {"ph": "s", "ts": 30}, flow | {"ph": "f", "ts": 70})
+    assert flows_of(records) == [(10_000 if limit else 30_000, 70_000)]
+
+
+def test_few_flows_are_followed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome, "_STARTS_MAX", 2)
+    starts = [{"ph": "s", "cat": "c", "id": id, "ts": id} for id in (1, 2, 3)]
+    records = events(*starts, *({"ph": "f", "cat": "c", "id": id, "ts": 10 + id} for id in (1, 2, 3)))
+    assert [(one["phase"], one["ts_ns"]) for one in records if one["ts_ns"] % 10_000 == 1_000] == [
+        ("s", 1_000), ("f", 11_000),
+    ]  # fmt: skip
+    alone = [one["flow"] for one in records if one["ts_ns"] % 10_000 == 1_000]
+    assert alone[0] != alone[1]
 
 
 @pytest.mark.usefixtures("core")
@@ -498,12 +548,12 @@ def test_a_flow_that_a_slice_states_is_its_own() -> None:
         {"ts": 10, "flow_out": True, **bound},
         {"ts": 20, "flow_in": True, "flow_out": True, **bound},
         {"ph": "B", "ts": 30, "flow_in": True, **bound},
+        {"ph": "E", "ts": 35},
         {"ts": 40, **bound},
+        {"ts": 45, "flow_in": True, "bind_id": 7},
         {"ph": "i", "ts": 50, "flow_in": True, **bound},
     )
-    flows = [(one["ts_ns"], one["phase"]) for one in records if "flow" in one]
-    assert flows == [(10_000, "s"), (20_000, "t"), (30_000, "t"), (50_000, "t")]
-    assert len({one["flow"] for one in records if "flow" in one}) == 1
+    assert flows_of(records) == [(10_000, 20_000), (20_000, 30_000), (20_000, 45_000)]
 
 
 def test_ids_that_are_not_numbers_are_names() -> None:

@@ -230,7 +230,7 @@ class ChromeEvents:
                 self._count(track, ts_ns, drawn.counted(event, value))
             else:
                 shown = self._shown(drawn, event, mark, lines)
-                self._event(kind, track, ts_ns, names[name], shown, flow, flow2)
+                self._event(kind, track, ts_ns, names[name], shown, *drawn.flows(flow, flow2))
 
     def _shown(self, drawn: Drawn, event: int, mark: int, lines: Int64s | None) -> bytes:
         """The members that an operation shows."""
@@ -421,10 +421,8 @@ class ChromeWriter:
             root = root.parent
         pid = root.pid or _NO_PROCESS + root.id
         if track.parent is None:
-            return [
-                self._metadata("process_name", pid, 0, name=track.name),
-                self._metadata("process_sort_index", pid, 0, sort_index=track.rank),
-            ]
+            named = [self._metadata("process_name", pid, 0, name=track.name)] if track.is_named else []
+            return [*named, self._metadata("process_sort_index", pid, 0, sort_index=track.rank)]
         if track.kind not in ("slices", "counter"):  # a thread has a new name or place
             return [line for one in self._named.get(track.id, ()) for line in self._described(pid, one)]
         self._events.give_track(track, pid)

@@ -21,7 +21,8 @@ class DrawnView:
         self._drawn = drawn.ops
         self.order = np.ascontiguousarray(drawn.order, np.int64)
         self._columns = [drawn.ops.columns[name] for name in _OPS]
-        self.ops = DrawnColumns(self.order.ctypes.data, *(column.ctypes.data for column in self._columns))
+        columns = (self.order, *self._columns, drawn.book.more_flows)
+        self.ops = DrawnColumns(*(column.ctypes.data for column in columns))
         self.given = Given()
         self._events = events = drawn.events
         if events is not None:

@@ -358,7 +358,7 @@ class Packets:
         track, book = drawn.book.tracks[row], drawn.book
         on_track = _on(track) if kind == END else self._top(track) + self.name(book.names[name])
         args = self.annotations(drawn.args_of(event, mark))
-        return _TYPES[kind] + on_track + args + _flow(flow) + _flow(flow2)
+        return _TYPES[kind] + on_track + args + b"".join(map(_flow, drawn.flows(flow, flow2)))
 
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch. The bytes that they share must be set."""
@@ -374,8 +374,11 @@ class Packets:
                 body = self._body(keys[at], ops.op(int(drawn.order[at])), drawn, lines)
             bodies[at] = body
             self._move_pending(interned, at)
-        parts = [cast("list[bytes]", bodies), *_flows(columns["flow"]), *_flows(columns["flow2"])]
-        self._stream.put(columns["ts"], parts, interned)
+        flows = [b""] * len(bodies)
+        for at in np.flatnonzero(columns["flow"] | columns["flow2"]).tolist():
+            both = int(columns["flow"][at]), int(columns["flow2"][at])
+            flows[at] = b"".join(map(_flow, drawn.flows(*both)))
+        self._stream.put(columns["ts"], [cast("list[bytes]", bodies), flows], interned)
 
     def _body(self, key: _Key, op: Op, drawn: Drawn, lines: Int64s | None) -> bytes:
         """The fields of an operation but its flows. They are kept for operations with the same key."""
@@ -524,7 +527,7 @@ def _on(track: Track) -> bytes:
 
 
 def _flow(flow: int) -> bytes:
-    return _FLOW + abs(flow).to_bytes(8, "little") if flow else b""
+    return _FLOW + abs(flow).to_bytes(8, "little")
 
 
 def _flows(flows: Int64s) -> list[list[bytes]]:

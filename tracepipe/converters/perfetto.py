@@ -58,7 +58,6 @@ from tracepipe.layout.timeline import (
     shown_before,
     shows_launch,
 )
-from tracepipe.layout.tree import UNNAMED_THREAD
 from tracepipe.native import library
 from tracepipe.native.signatures import Switches as SwitchColumns
 
@@ -352,7 +351,7 @@ class PerfettoWriter:
         parent = track.parent
         parent_uuid = 0 if parent is None else parent.id * 2 + _is_thread(parent)
         fields = _named(track.label(), parent_uuid)
-        if track.kind == "thread" and track.tid and track.name != UNNAMED_THREAD:
+        if track.kind == "thread" and track.tid and track.is_named:
             # A descriptor of a thread needs a pid, which is not known here.
             rename = number(1, track.tid) + text(2, track.name)
             self._emit(_packet(number(10, _HOST), delimited(TASK_RENAME, rename)))
@@ -484,8 +483,9 @@ class PerfettoWriter:
         if self._roots:
             self._emit(_packet(number(10, _HOST), delimited(60, number(1, _TOP) + _ORDERED_AT_THE_TOP)))
         for track in self._roots.values():
-            own = number(2, track.tid) + text(5, track.name) if _is_thread(track) else text(6, track.name)
-            field = 4 if _is_thread(track) else 3
-            self._emit(_declaration(track, track.id * 2, delimited(field, number(1, track.pid) + own)))
+            field, field_of_name = (4, 5) if _is_thread(track) else (3, 6)
+            own = number(1, track.pid) + (number(2, track.tid) if _is_thread(track) else b"")
+            own += text(field_of_name, track.name) if track.is_named else b""
+            self._emit(_declaration(track, track.id * 2, delimited(field, own)))
         self._emit_compressed()
         self._out.write(self._first_screen.packet(_HOST))

@@ -24,6 +24,7 @@ from tracepipe.event.ops import (
     END,
     FROM_DURATION,
     INSTANT,
+    MORE_FLOWS,
     NO_BEGIN,
     NO_MARK,
     UNCLOSED,
@@ -181,6 +182,8 @@ def count_loss(losses: Counter[str], loss: Record) -> None:
 OVERLAP_ROWS_MAX: Final = 64
 ALL_OVERLAP_ROWS_MAX: Final = 512
 """The most overlap rows of a recording: each takes memory for what is open on it."""
+_MORE_FLOWS_MAX: Final = 1 << 18
+"""The most flows of operations beyond the second ones, of a recording."""
 # Perfetto v52 ignores the ends of slices that are nested deeper than this.
 DEPTH_MAX: Final = 512
 NO_ROW: Final = -1
@@ -275,6 +278,9 @@ class Nesting:
         self._flow, self._slices, self._all_overlap_rows = 1, 0, 0
         self._launches = Launches()
         self._ops: list[Op] = []
+        self._more: list[tuple[int, int]] = []
+        self.more_flows: Int64s = np.empty((0, 2), np.int64)
+        """The pairs of further flows of the operations that were taken, of the shape `(pairs, 2)`."""
         self.outcomes = Outcomes()
         """The counts so far of what did not nest as it should."""
 
@@ -305,6 +311,8 @@ class Nesting:
         ops = OpColumns()
         ops.add(*self._ops)
         self._ops.clear()
+        if len(self._more) != len(self.more_flows):
+            self.more_flows = np.array(self._more, np.int64)
         return ops
 
     def add(self, *ops: Op) -> None:
@@ -498,11 +506,7 @@ class Nesting:
             place = self._rows[at].begun
             if not 0 <= place < len(self._ops):
                 continue
-            *begin, flow, flow2, slice_id, parent = self._ops[place]
-            kind, row, begin_ns, called, of_event, mark = begin
-            if (kind, row, begin_ns) == (BEGIN, at, ts_ns) and not (flow and flow2):
-                flows = (flow, number) if flow else (number, flow2)
-                self._ops[place] = kind, row, begin_ns, called, of_event, mark, *flows, slice_id, parent
+            if self._ops[place][:3] == (BEGIN, at, ts_ns) and self._add_flow(place, number):
                 return
         around = self._rows[on].around(ts_ns)
         self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, number, 0, NONE, around))
@@ -555,11 +559,21 @@ class Nesting:
         name, slice_id, at, _ = row.open[depth]
         row.open[depth] = name, slice_id, at, flow
         if at < len(self._ops):
-            *begin, given, _, value, parent = self._ops[at]
-            kind, on, ts_ns, name, event, mark = begin
-            flows = (given, -flow) if given else (-flow, 0)
-            self._ops[at] = kind, on, ts_ns, name, event, mark, *flows, value, parent
+            self._add_flow(at, -flow)
         return flow
+
+    def _add_flow(self, at: int, number: int) -> bool:
+        """Add a flow to an operation. Return whether there is room for it."""
+        *op, flow, flow2, value, parent = self._ops[at]
+        kind, on, ts_ns, name, event, mark = op
+        if flow and flow2:
+            if len(self._more) >= _MORE_FLOWS_MAX:
+                return False
+            self._more.append((number, flow2))
+            number = MORE_FLOWS + len(self._more) - 1
+        flows = (flow, number) if flow else (number, flow2)
+        self._ops[at] = kind, on, ts_ns, name, event, mark, *flows, value, parent
+        return True
 
     def settle(self) -> None:
         """Give each open call its flow at the end of a batch, while its begin can still be changed."""
@@ -580,7 +594,7 @@ class Nesting:
             one.names.clear()
 
 
-_ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
+_ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY, _MORE = range(8)
 _SHAPE_KINDS: Final = {
     "row": np.int32, "name": np.int32, "has_dur": np.int64, "phase": np.uint8, "takes_flow": np.uint8,
     "has_launch": np.uint8,
@@ -596,6 +610,7 @@ class NativeNesting:
         self._ops = OpColumns()
         self._shapes: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _SHAPE_KINDS.items()}
         self._causality = 0
+        self.more_flows: Int64s = np.empty((0, 2), np.int64)
 
     def _count(self, what: int) -> int:
         return int(self._core.tp_nest_count(self._nest, what))
@@ -623,6 +638,9 @@ class NativeNesting:
 
     def take_ops(self) -> OpColumns:
         ops, self._ops = self._ops, OpColumns()
+        if (count := self._count(_MORE)) != len(self.more_flows):
+            self.more_flows = np.empty((count, 2), np.int64)
+            self._core.tp_nest_more(self._nest, self.more_flows.ctypes.data)
         return ops
 
     def add(self, *ops: Op) -> None:

@@ -27,9 +27,11 @@ Op = tuple[int, int, int, int, int, int, int, int, int, int]
 
 `event` is the place of its event, NONE without one, or less than NONE where it has arguments of its own, as a
 counter whose `value` is not an integer. `flow` and `flow2` are the numbers of flows, 0 for none and negative
-where one starts. `value` is the value of a counter, or the id of a slice, which counts over the whole
+where one starts. A `flow2` from MORE_FLOWS on counts pairs of further flows: one, and what `flow2` was
+before. `value` is the value of a counter, or the id of a slice, which counts over the whole
 recording. `parent` is the id of the slice around a begin or an instant, or NONE.
 """
+MORE_FLOWS: Final = 1 << 60
 OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "slice_id", "parent")
 """The columns in the order of an `Op`."""
 _KINDS: Final = {

@@ -284,6 +284,7 @@ class Layout:
             self._instant("starts before its launch", early.start_ns, args, "problems")
         self._rows.add_overlap_tracks()
         ops = self._rows.nesting.take_ops()
+        self._rows.book.more_flows = self._rows.nesting.more_flows
         if self._summaries is not None:
             self._summaries.draw(events, ops)
         extras, self._rows.extras = self._rows.extras, []

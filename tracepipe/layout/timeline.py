@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s, Ints, Rows, TraceColumns, unsigned
-from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, Op, OpColumns
+from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, MORE_FLOWS, Op, OpColumns
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.kernel_names import kernel_title
@@ -42,6 +42,8 @@ class Track:
     tid: int = 0
     unit: str = ""
     overlap: int = 0
+    is_named: bool = True
+    """Whether the recording states the name of the process or thread."""
 
     @property
     def order(self) -> int:
@@ -207,11 +209,14 @@ FIRST_EXTRA = -2
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """The meaning of the numbers in operations: `tracks` by row, `names`, the tables of the recording."""
+    """The meaning of the numbers in operations: `tracks` by row, `names`, the tables of the recording, and
+    pairs of further flows (see `ops.Op`).
+    """
 
     tables: Tables
     tracks: list[Track] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    more_flows: Int64s = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
 
 class Item(NamedTuple):
@@ -282,6 +287,14 @@ class Drawn:
         """The operations in their order."""
         return self.ops.rows(self.order)
 
+    def flows(self, flow: int, flow2: int) -> list[int]:
+        """All flows of an operation that has these two."""
+        flows = [flow]
+        while flow2 >= MORE_FLOWS:
+            more, flow2 = self.book.more_flows[flow2 - MORE_FLOWS].tolist()
+            flows.append(more)
+        return [one for one in (*flows, flow2) if one]
+
     def lines(self) -> Int64s | None:
         """By event: the Python frame that it shows, NONE without one; None where no event shows any."""
         if self.events is None or self.events.stack is None:
@@ -323,7 +336,7 @@ class Drawn:
             if kind == COUNTER:
                 yield Item(COUNTER, tracks[row], ts_ns, self.counted(event, value))
                 continue
-            flows = tuple(one for one in (flow, flow2) if one)
+            flows = tuple(self.flows(flow, flow2))
             yield Item(kind, tracks[row], ts_ns, names[name], self.args_of(event, mark) or None, flows)
         for warps in self.warps:
             yield from _items_of(warps)

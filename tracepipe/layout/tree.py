@@ -31,8 +31,8 @@ RANK_RECORDING = 1 << 22
 RANK_RANGES = 1 << 20
 # Each track takes about a kilobyte while the trace is written. Eight GPUs with 132 SMs and 64 slots each have
 # half as many.
-UNNAMED_THREAD = "thread"
-"""The name of a thread whose name and process are not known."""
+UNNAMED_PROCESS, UNNAMED_THREAD = "process", "thread"
+"""The names of a process, and of a thread without a process, whose names are not known."""
 TRACKS_MAX = 1 << 17
 
 _Key = tuple[object, ...]
@@ -91,7 +91,7 @@ class Tree:
         """A process or thread with the name and place that the recording states."""
         name, _ = self._given.get(key, ("", None))
         named = self._origins.process(name, track.pid) if name and track.kind == "process" else name
-        return replace(track, name=named or track.name)
+        return replace(track, name=named or track.name, is_named=bool(named) or track.is_named)
 
     def give_name(self, record: Record) -> None:
         """Take a record with the name and the place of a process or a thread."""
@@ -111,12 +111,13 @@ class Tree:
 
     def process(self, pid: int | None, comm: str = "") -> Track:
         """The group of a process."""
-        name = comm or self._origins.programs.get(pid or 0) or self._command or "process"
-        if pid is None:
-            name = "process (pid not recorded)"
-        name = self._origins.process(name, pid)
+        known = comm or self._origins.programs.get(pid or 0) or self._command
+        name = "process (pid not recorded)" if pid is None else known or UNNAMED_PROCESS
+        named = self._origins.process(name, pid)
+        is_named = pid is None or bool(known) or named != name
         return self._make(
-            ("process", pid), lambda at: Track(at, None, "process", name, RANK_PROCESS, pid=pid or 0)
+            ("process", pid),
+            lambda at: Track(at, None, "process", named, RANK_PROCESS, pid=pid or 0, is_named=is_named),
         )
 
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
@@ -126,14 +127,15 @@ class Tree:
         if tid is None:
             name = "thread (tid not recorded)"
         return self._make(
-            ("thread", pid, tid), lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0)
+            ("thread", pid, tid),
+            lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0, is_named=bool(comm)),
         )
 
     def rename(self, key: _Key, name: str) -> None:
         """Give a process, `("process", pid)`, or a thread, `("thread", pid, tid)`, the name it has now."""
         if (track := self._tracks.get(key)) is not None:
             name = self._origins.process(name, track.pid) if track.kind == "process" else name
-            self._change(key, replace(track, name=name))
+            self._change(key, replace(track, name=name, is_named=True))
 
     def layer(self, thread: Track, layer: str, own: str | None) -> Track:
         """The track of one layer of a thread. `own` is the name of a hook's layer or of a domain."""

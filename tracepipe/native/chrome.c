@@ -270,8 +270,11 @@ static int write_op(tp_chrome *c, const tp_drawn *d, int32_t track, int64_t at, 
 {
     int kind = d->kind[at];
     const tp_strings *ready = c->ready, *top = &ready[kind == OP_END ? PLACES : TOPS];
-    int64_t size = 3 * LINE_ROOM + tp_size_of(&ready[NAMES], d->name[at]) + tp_size_of(top, track);
-    size += 2 * tp_size_of(&ready[PLACES], track) + tp_size_of(&ready[BEFORE], s->shape) + s->args_size;
+    int64_t size = LINE_ROOM + tp_size_of(&ready[NAMES], d->name[at]) + tp_size_of(top, track), of_flow;
+    of_flow = LINE_ROOM + tp_size_of(&ready[PLACES], track);
+    size += of_flow + tp_size_of(&ready[BEFORE], s->shape) + s->args_size;
+    for (int64_t left = d->flow2[at]; tp_next_flow(d, &left);)
+        size += of_flow;
     size += tp_size_of(&ready[LAUNCH], s->shape) + tp_size_of(&ready[AFTER], s->shape) + tp_size_of(&ready[LINES], s->line);
     if (tp_reserve(&c->out, size))
         return TP_NO_MEMORY;
@@ -282,7 +285,8 @@ static int write_op(tp_chrome *c, const tp_drawn *d, int32_t track, int64_t at, 
     *to++ = '}';
     if (kind != OP_END) {
         to = tp_chrome_flow(c, to, d->flow[at], track, when, when_size);
-        to = tp_chrome_flow(c, to, d->flow2[at], track, when, when_size);
+        for (int64_t left = d->flow2[at], flow; (flow = tp_next_flow(d, &left));)
+            to = tp_chrome_flow(c, to, flow, track, when, when_size);
     }
     c->out.size = to - c->out.data;
     return 0;

@@ -78,8 +78,8 @@ static uint64_t digest(const uint8_t *block, int64_t size)
     return start ^ v[0] ^ v[8];
 }
 
-/* The number made from `before`, the characters of the id, a quote and a bracket. It is below 0 where the id
- * is not plain ASCII, or where all of it is longer than a block of the hash. */
+/* The number made from `before`, the digits of the id, a quote and a bracket. It is below 0 where all of it is
+ * longer than a block of the hash. */
 static int64_t tp_flow_number(const uint8_t *before, int64_t before_size, const uint8_t *id, int64_t id_size)
 {
     uint8_t block[BLOCK_BYTES] = {0};
@@ -87,11 +87,7 @@ static int64_t tp_flow_number(const uint8_t *before, int64_t before_size, const 
     if (size > BLOCK_BYTES)
         return -1;
     memcpy(block, before, (size_t)before_size);
-    for (int64_t i = 0; i < id_size; i++) {
-        if (id[i] < ' ' || id[i] > '~' || id[i] == '"' || id[i] == '\\')
-            return -1;
-        block[before_size + i] = id[i];
-    }
+    memcpy(block + before_size, id, (size_t)id_size);
     memcpy(block + size - 2, "\"]", 2);
     return (int64_t)(digest(block, size) & FLOW_LIMIT);
 }
@@ -431,10 +427,12 @@ static void put_argument(tp_events *r, tp_buffer *to, int64_t start, tp_span nam
     put(r, to, value, size);
 }
 
-/* Whether an argument is not among the arguments of its row: the id of a flow, and what comes last for an
- * allocation. */
-static int is_elsewhere(const tp_event *e, const tp_piece *piece, int rank, int what)
+/* Whether an argument is not among the arguments of its row: the id of a flow, that an instant is its thread's,
+ * and what comes last for an allocation. */
+static int is_elsewhere(const tp_events *r, const tp_event *e, const tp_piece *piece, int rank, int what)
 {
+    if (rank == MARK && piece->is_member && IS(piece->key, "\"s\""))
+        return piece->size == 3 && !memcmp(r->values.data + piece->value, "\"t\"", 3);
     if (what == ALLOCATION && (piece == tp_piece_at(e, BYTES) || piece == tp_piece_at(e, ADDRESS)))
         return 1;
     return rank == FLOW && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\""));
@@ -477,7 +475,7 @@ static int write_args(tp_events *r, const tp_event *e, int64_t number, int rank,
     put(r, to, first, first_size);
     for (int i = 0; i < e->count; i++) {
         const tp_piece *piece = &e->pieces[i];
-        if (is_elsewhere(e, piece, rank, kind->what))
+        if (is_elsewhere(r, e, piece, rank, kind->what))
             continue;
         tp_span name = renamed(r, kind, piece->key);
         if (first_size > name.size && name.size && first[name.size] == ':' && !memcmp(first, name.at, (size_t)name.size))
@@ -513,12 +511,12 @@ static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
         return e->has_dur && e->dur_ns <= YEAR_NS;
     if (e->has_dur)
         return 0;
-    if (rank == FLOW) { /* only with `id`: `id2` and `scope` are left to Python */
+    if (rank == FLOW) { /* only with a numeric `id`: `id2` and `scope` are left to Python */
         int others = 0;
         for (int i = 0; i < e->count; i++)
             others += e->pieces[i].is_member && !IS(e->pieces[i].key, "\"id\"") && !IS(e->pieces[i].key, "\"bp\"");
         const tp_piece *id = tp_piece_at(e, ID);
-        return !others && id && id->is_member && (r->values.data[id->value] == '"' || is_integer(r, id));
+        return !others && id && id->is_member && is_integer(r, id);
     }
     if (phase != 'C')
         return 1;
@@ -532,11 +530,9 @@ static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
 static int64_t flow_of(tp_events *r, const tp_event *e, int64_t kind)
 {
     const tp_piece *id = tp_piece_at(e, ID);
-    const uint8_t *text = r->values.data + id->value;
-    int is_text = *text == '"';
     const tp_strings *flows = &r->texts[OF_FLOW];
-    return tp_flow_number(flows->bytes.data + flows->places[kind].at, tp_size_of(flows, kind), text + is_text,
-                          id->size - 2 * is_text);
+    return tp_flow_number(flows->bytes.data + flows->places[kind].at, tp_size_of(flows, kind),
+                          r->values.data + id->value, id->size);
 }
 
 static void note_times(tp_times *times, int64_t ts, int64_t dur)

@@ -273,6 +273,7 @@ static void tp_launch_warps(tp_launches *l, const tp_starts *s, int64_t i)
 }
 
 #define FLOWS_OF_IOCTLS 2
+#define MORE_FLOWS_MAX (1 << 18)
 #define OF_EVENTS ((int64_t)1 << 52) /* set in flow numbers that events have, not in those made here */
 #define ON_STREAM 1 /* launches on the row are kernels, not calls */
 
@@ -301,6 +302,8 @@ typedef struct {
     tp_launches launches;
     tp_ops ops;
     int64_t op_count, op_room;
+    tp_more_flows *more;
+    int64_t more_count, more_room;
 } tp_nest;
 
 TP_EXPORT void tp_nest_free(tp_nest *n)
@@ -309,6 +312,7 @@ TP_EXPORT void tp_nest_free(tp_nest *n)
         return;
     tp_rows_free(&n->rows);
     tp_launches_free(&n->launches);
+    free(n->more);
     free(n);
 }
 
@@ -355,8 +359,14 @@ TP_EXPORT void tp_nest_above(tp_nest *n, int32_t row, int32_t near, int32_t far,
 TP_EXPORT int64_t tp_nest_count(const tp_nest *n, int what)
 {
     const int64_t counts[] = {n->rows.count,   n->unclosed, n->no_begin,            n->rows.overlaps,
-                              n->rows.undrawn, n->op_count, n->launches.early_count};
+                              n->rows.undrawn, n->op_count, n->launches.early_count, n->more_count};
     return counts[what];
+}
+
+/* Copies the further flows, of which there are `tp_nest_count` now. */
+TP_EXPORT void tp_nest_more(const tp_nest *n, tp_more_flows *out)
+{
+    memcpy(out, n->more, (size_t)n->more_count * sizeof *out);
 }
 
 TP_EXPORT int32_t tp_nest_base(const tp_nest *n, int32_t row)
@@ -487,17 +497,28 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
     }
 }
 
+/* Adds a flow to an operation. Returns whether there is room for it. */
+static int add_flow(tp_nest *n, int64_t at, int64_t flow)
+{
+    int64_t *first = &n->ops.flow[at], *second = &n->ops.flow2[at];
+    if (!*first || !*second) {
+        *(*first ? second : first) = flow;
+        return 1;
+    }
+    if (n->more_count == MORE_FLOWS_MAX || TP_GROW(n->more, n->more_room, n->more_count))
+        return 0;
+    n->more[n->more_count] = (tp_more_flows){flow, *second};
+    *second = MORE_FLOWS + n->more_count++;
+    return 1;
+}
+
 static int64_t give_flow(tp_nest *n, tp_open *open)
 {
     /* Odd: the flows of launches are even. */
     open->flow = n->flow;
     n->flow += 2;
-    if (open->op >= n->op_count)
-        return open->flow;
-    if (n->ops.flow[open->op])
-        n->ops.flow2[open->op] = -open->flow;
-    else
-        n->ops.flow[open->op] = -open->flow;
+    if (open->op < n->op_count)
+        add_flow(n, open->op, -open->flow);
     return open->flow;
 }
 
@@ -528,9 +549,8 @@ static void flow_end(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
     for (int32_t row = on; row != NO_ROW; row = n->rows.rows[row].next) {
         int64_t at = n->rows.rows[row].begun;
         if (at < 0 || at >= n->op_count || n->ops.kind[at] != OP_BEGIN || n->ops.row[at] != row ||
-            n->ops.ts[at] != ts || (n->ops.flow[at] && n->ops.flow2[at]))
+            n->ops.ts[at] != ts || !add_flow(n, at, flow))
             continue;
-        *(n->ops.flow[at] ? &n->ops.flow2[at] : &n->ops.flow[at]) = flow;
         return;
     }
     int64_t at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);

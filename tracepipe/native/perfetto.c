@@ -337,7 +337,9 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
         size += tp_size_of(&p->args, args) + tp_size_of(&p->ready[LINES], line);
         size += tp_size_of(&p->ready[AFTER], shape) + tp_size_of(&p->ready[MARK], d->mark[at]);
         size += source < 0 ? 0 : tp_annotated_size(tp_size_of(&p->ready[KEYS], KEY_SOURCE), source);
-        size += 10 * ((d->flow[at] != 0) + (d->flow2[at] != 0));
+        size += d->flow[at] ? 10 : 0;
+        for (int64_t left = d->flow2[at]; tp_next_flow(d, &left);)
+            size += 10;
         if (shows_launch) {
             launch = g->launch[event];
             size += tp_annotated_size(tp_size_of(&p->ready[LAUNCH_KEY], shape), launch);
@@ -364,7 +366,9 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
             to = tp_put_annotated(to, &p->ready[LAUNCH_KEY], shape, launch, launch < 0);
         to = tp_copy(to, &p->ready[AFTER], shape);
         to = tp_copy(to, &p->ready[MARK], d->mark[at]);
-        to = tp_put_flow(tp_put_flow(to, d->flow[at]), d->flow2[at]);
+        to = tp_put_flow(to, d->flow[at]);
+        for (int64_t left = d->flow2[at], flow; (flow = tp_next_flow(d, &left));)
+            to = tp_put_flow(to, flow);
     }
     tp_end_packet(p, to);
     return 0;

@@ -25,7 +25,9 @@ Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "takes_flow", "h
 SortedColumns = _pointers("SortedColumns", "ts", "rank", "dur", "number", "second_end", "first_end", "first")
 OrderRows = _pointers("OrderRows", "ts", "dur", "number", "second_end", "first", "key")
 OrderMade = _pointers("OrderMade", "ts", "dur", "number", "second_end", "record")
-Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
+Drawn = _pointers(
+    "Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value", "more"
+)
 Given = _pointers("Given", "shape", "args", "launch", "source", "line")
 Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
 Slices = _pointers(
@@ -66,6 +68,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_forget_rows": (None, [ptr]),
     "tp_nest_above": (None, [ptr, i32, i32, i32, i32]),
     "tp_nest_count": (i64, [ptr, i32]),
+    "tp_nest_more": (None, [ptr, ptr]),
     "tp_nest_base": (i32, [ptr, i32]),
     "tp_nest_early": (i64, [ptr, ptr, i64]),
     "tp_nest_names": (None, [ptr, ptr]),

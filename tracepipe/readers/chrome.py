@@ -448,6 +448,7 @@ _LONG_NS: Final = 365 * 24 * 3600 * 10**9
 _NAMES_MAX: Final = 1 << 16
 _NO_NAME: Final = "no name"
 _KEY_BYTES_MAX: Final = 1 << 9
+_HEXADECIMAL = re.compile(r"-?(?:0[xX])?[0-9a-fA-F]{1,16}", re.ASCII)
 _DIGITS = re.compile(r"[-+]?(?:[0-9]{1,18}(\.[0-9]{0,18})?|(\.[0-9]{1,18}))([eE][-+]?[0-9]{1,2})?")
 
 
@@ -458,10 +459,16 @@ def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
     id2 = event.get("id2")
     if type(id2) is dict:
         if "global" in id2:
-            return event.get("scope"), str(id2["global"])
+            return event.get("scope"), id2["global"]
         if "local" in id2:
-            return event.get("scope"), event.get("pid"), str(id2["local"])
-    return (event.get("scope"), str(event["id"])) if "id" in event else None
+            return event.get("scope"), event.get("pid"), id2["local"]
+    return (event.get("scope"), event["id"]) if "id" in event else None
+
+
+def flow_id(id: object) -> str:
+    """The id of a flow. Texts are hexadecimal numbers, so that "0x7" is 7, unless they cannot be."""
+    text = str(id)
+    return str(int(text, 16)) if type(id) is str and _HEXADECIMAL.fullmatch(text) else text
 
 
 class ChromeEvents:
@@ -525,6 +532,8 @@ class ChromeEvents:
         if phase == "X":
             self._add_slice(event, ts_ns, category, text)
         elif phase in _INSTANTS or phase in _OF_OBJECTS:
+            if event.get("s") == "t":  # of its thread, as all are
+                del event["s"]
             args = {"object": _OF_OBJECTS[phase]} if phase in _OF_OBJECTS else {}
             self._add_whole(event, ts_ns, category, "I", args | _args_of(event, _KNOWN))
         elif phase == COUNTS:
@@ -583,42 +592,48 @@ class ChromeEvents:
         first = self._first(kind.fields, event, phase, kind.launch is not None)
         rank, second = SLICE if phase == "X" else MARK, _dumped(kind.args_of(args))
         self._add(SortedRow(ts_ns, rank, dur_ns, kind.launch or 0, first, second), kind)
-        self._add_bound(event, ts_ns, kind)
+        if phase == "X" and (flow := self._bound(event, kind)):
+            self.add_bound(SortedRow(ts_ns, SLICE, dur_ns, *flow, b""))
 
-    def _add_bound(self, event: dict[str, Any], ts_ns: int, kind: Kind) -> None:
-        """Add the row of a flow that an event states itself. In and out, the flow goes on there."""
-        if "bind_id" in event and (event.get("flow_in") or event.get("flow_out")):
-            phase = "t" if event.get("flow_in") else "s"
-            first = self._first({**kind.fields, "flow": 0}, event, phase, False)
-            self.rows.add(
-                SortedRow(ts_ns, FLOW, 0, flow_number("bind_id", str(event["bind_id"])), first, b"")
-            )
+    def _bound(self, event: dict[str, Any], kind: Kind) -> tuple[int, bytes] | None:
+        """The flow that a slice states itself, and its record; None without one."""
+        goes_in, goes_out = event.get("flow_in"), event.get("flow_out")
+        if "bind_id" not in event or not (goes_in or goes_out):
+            return None
+        phase = "s" if not goes_in else "t" if goes_out else "f"
+        first = self._first({**kind.fields, "flow": 0}, event, phase, False)
+        return flow_number("bind_id", flow_id(event["bind_id"])), first
+
+    def add_bound(self, row: SortedRow) -> None:
+        """Add an end of a flow that is stated by its slice, which has the same time and length."""
+        self.has_flows = True
+        self.flows.add(row)
 
     def _add(self, row: SortedRow, kind: Kind) -> None:
         """Add the row of an event of a kind."""
         (self.flows if kind.is_inside else self.rows).add(row)
 
     def bind_flows(self) -> None:
-        """Move the ends of flows to the begins of the slices to which they belong."""
+        """Add the flows between the slices to which their ends belong."""
         if not self.has_flows:
             return
-        slices = FlowSlices()
+        bound = row_sorter()
+        slices = FlowSlices(bound)
         flows = (row for rows in self.flows.in_order() for row in rows)
         flow = next(flows, None)
-        moved = row_sorter()
         for rows in self.rows.in_order(again=True):
             for row in rows:
                 if row.rank != SLICE:
                     continue
                 while flow is not None and flow.ts_ns < row.ts_ns:
-                    slices.add_flow(flow, moved)
+                    slices.add_flow(flow)
                     flow = next(flows, None)
-                slices.add(row, moved)
+                slices.add(row)
         while flow is not None:
-            slices.add_flow(flow, moved)
+            slices.add_flow(flow)
             flow = next(flows, None)
-        slices.end(moved)
-        for rows in moved.in_order():
+        slices.end()
+        for rows in bound.in_order():
             for row in rows:
                 self.rows.add(row)
 
@@ -652,7 +667,7 @@ class ChromeEvents:
         self.no_numbers += len(args) - len(values)
         kind = self._kinds.counter(event, category)
         id = id_of(event)
-        name = f"{event.get('name', _NO_NAME)}" + (f"[{id[-1]}]" if id else "")
+        name = f"{event.get('name', _NO_NAME)}" + (f" id: {id[-1]}" if id else "")
         self._note_time(ts_ns, 0)
         first = self._first({**kind.fields, "name": name}, event, COUNTS, False)
         self._add(SortedRow(ts_ns, MARK, 0, 0, first, _dumped(values)), kind)
@@ -666,7 +681,7 @@ class ChromeEvents:
             return
         kind = self._kinds.kind(event, category, {})
         kind.flow = (category, event.get("name"), *id[:-1])
-        number = flow_number(*kind.flow, id[-1])
+        number = flow_number(*kind.flow, flow_id(id[-1]))
         self._note_time(ts_ns, 0)
         fields = {**kind.fields, "flow": 0}
         kind.is_inside = category != "fwdbwd"  # these are at the begins of their slices
@@ -683,8 +698,7 @@ class ChromeEvents:
             args = _args_of(event, _KNOWN)
             kind = self._kinds.kind(event, category if phase == "B" else "", args)
             key: list[Any] = ["", kind.fields.get("pid"), kind.fields.get("tid")]
-            if phase == "B":
-                self._add_bound(event, ts_ns, kind)
+            flow = self._bound(event, kind) if phase == "B" else None
         else:
             id = id_of(event)
             if id is None:
@@ -698,7 +712,12 @@ class ChromeEvents:
             key = [category, None if is_shared else pid, *map(str, id)]
             if len(flow_text(*key)) > _KEY_BYTES_MAX:
                 key = [flow_number(*key)]
-        stated = {"phase": phase, "key": key, "fields": kind.fields, "launch": kind.launch}
+            flow = None
+        stated: dict[str, Any] = {
+            "phase": phase, "key": key, "fields": kind.fields, "launch": kind.launch,
+        }  # fmt: skip
+        if flow is not None:
+            stated["flow"] = flow[0], flow[1].decode()
         if (name := event.get("name")) is not None:
             stated["name"] = self._shortened(str(name))
         self.paired.add(SortedRow(ts_ns, 0, 0, 0, _dumped(stated), _dumped(kind.args_of(args))))
@@ -906,6 +925,8 @@ _OPEN_MAX: Final = 1 << 15
 _STACK_LENGTH_MAX: Final = 1 << 12
 # The most text of the places of slices that may be around the end of a flow, and of ends that wait.
 _AROUND_BYTES_MAX: Final = 1 << 21
+# At most this many flows are followed, with texts of so many bytes.
+_STARTS_MAX, _STARTS_BYTES_MAX = 1 << 14, 1 << 22
 _Key = tuple[Any, ...]
 
 
@@ -1087,6 +1108,8 @@ class _Begin:
     stated: KeptText
     args: KeptText
     until_ns: int = 0
+    inside: list[SortedRow] = field(default_factory=list)
+    """The slices inside that began at the same time, and are to follow it."""
 
 
 _Name = str | int | None
@@ -1138,8 +1161,8 @@ class ChromePairs:
     An end without a begin is an instant, marked `no_begin`.
     """
 
-    def __init__(self, rows: SortedRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: SortedRows, add_bound: Callable[[SortedRow], None]) -> None:
+        self._rows, self._add_bound = rows, add_bound
         self._open: dict[_Key, _Opened] = {}
         self._aside: dict[tuple[_Key, _Name], list[_Begin]] = {}
         self._count = 0
@@ -1187,7 +1210,6 @@ class ChromePairs:
     def _add(self, row: SortedRow) -> None:
         ts_ns, stated, args = row.ts_ns, self._stated(row.first), row.second
         key, phase, name = tuple(stated["key"]), stated["phase"], _name_of(stated)
-        range_key = stated["fields"].get("pid"), stated["fields"].get("domain")
         opened = self._open.setdefault(key, _Opened())
         if phase in "Bb":
             if self._count >= _OPEN_MAX and self._aside:
@@ -1197,9 +1219,7 @@ class ChromePairs:
                 self._close(key, opened)
                 return
             if phase == "b" and key not in self._range_of:
-                ranges = self._ranges.setdefault(range_key, RangeNumbers())
-                number = ranges.lowest()
-                self._range_of[key] = RANGE_LIMIT if number is None else number, ranges
+                self._range_of[key] = self._free_range(stated["fields"])
             self._count += 1
             opened.add(_Begin(ts_ns, name, self._texts.keep(row.first), self._texts.keep(args)))
         elif phase == "n":
@@ -1236,14 +1256,33 @@ class ChromePairs:
             record["launch"] = 0
         joined = _joined(self._texts.text(begin.args), args, "unclosed" if unclosed else "")
         dur_ns = max(0, end_ns - begin.ts_ns)
-        self._rows.add(SortedRow(begin.ts_ns, SLICE, dur_ns, launch or 0, orjson.dumps(record), joined))
+        row = SortedRow(begin.ts_ns, SLICE, dur_ns, launch or 0, orjson.dumps(record), joined)
+        around = self._open[key].begins
+        if dur_ns and around and around[-1].ts_ns == begin.ts_ns:
+            around[-1].inside += [row, *begin.inside]
+        else:
+            for one in (row, *begin.inside):
+                self._rows.add(one)
+        if "flow" in stated:
+            number, first = stated["flow"]
+            self._add_bound(SortedRow(begin.ts_ns, SLICE, dur_ns, number, first.encode(), b""))
+
+    def _free_range(self, fields: dict[str, Any]) -> tuple[int, RangeNumbers]:
+        """The number of a range of its process and category that is not open, which is used from now on."""
+        ranges = self._ranges.setdefault((fields.get("pid"), fields.get("domain")), RangeNumbers())
+        number = ranges.lowest()
+        return RANGE_LIMIT if number is None else number, ranges
 
     def _instant(self, ts_ns: int, key: _Key, stated: dict[str, Any], args: bytes, mark: str) -> None:
         self.no_begin += mark == "no_begin"
         self.unclosed += mark == "unclosed"
         record = {**stated["fields"], "name": stated.get("name", "no name"), "phase": "I"}
         if stated["phase"] in "bne":
-            record["range"] = self._range_of[key][0] if key in self._range_of else 0
+            if key in self._range_of:
+                record["range"] = self._range_of[key][0]
+            else:  # beside what is open
+                record["range"], ranges = self._free_range(stated["fields"])
+                ranges.free(record["range"])
         self._rows.add(SortedRow(ts_ns, MARK, 0, 0, orjson.dumps(record), _joined(args, b"", mark)))
 
 
@@ -1262,14 +1301,32 @@ def _merged(one: Any, other: Any) -> Any:
     return one + other if type(one) is list and type(other) is list else other
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Around:
-    """A slice in which the end of a flow may be, its place in the drawing, and how many flows it takes."""
+    """A slice in which the end of a flow may be, and its place in the drawing."""
 
     ts_ns: int
-    end_ns: int
+    dur_ns: int
     place: bytes
-    free: int
+
+    @property
+    def end_ns(self) -> int:
+        """The end of the slice."""
+        return self.ts_ns + self.dur_ns
+
+
+@dataclass(slots=True)
+class _FlowEnd:
+    """An end of a flow, and its slice, if it is in one. `used`: it is drawn."""
+
+    row: SortedRow
+    around: _Around | None
+    used: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes its texts have."""
+        return len(self.row.first) + len(self.row.second)
 
 
 _Thread = tuple[Any, ...]
@@ -1277,32 +1334,43 @@ _PLACE: Final = ("type", "layer", "domain", "pid", "tid", "gpu", "stream")
 
 
 class FlowSlices:
-    """Moves ends of flows to the begins of their slices: of the innermost one that is open at that time, or
-    of the next one of the thread. Both come in the order of time. A slice takes two flows. Other ends stay.
+    """Adds to `bound` a flow for each two ends that belong together. An end belongs to the innermost slice
+    that is open at that time, or to the next one of the thread. Both come in the order of time. Ends that
+    are in no slice become instants.
+
+        s    the flow starts here, unless it has
+        t    a flow from where it was last, and on from here
+        f    a flow from where it was last
     """
 
-    def __init__(self) -> None:
-        self._places = Cache[bytes, tuple[_Thread, bytes, int]]()
+    def __init__(self, bound: SortedRows) -> None:
+        self._bound = bound
+        self._places = Cache[bytes, tuple[_Thread, bytes, str, bool]]()
         self._open: dict[_Thread, list[_Around]] = {}
-        self._waiting: dict[_Thread, list[SortedRow]] = {}
-        self._bytes = self._waiting_bytes = 0
+        self._waiting: dict[_Thread, list[tuple[SortedRow, _FlowEnd | None]]] = {}
+        """The ends that wait for the next slice of a thread, and where their flows were last."""
+        self._bytes = self._waiting_bytes = self._starts_bytes = 0
+        self._starts: dict[int, _FlowEnd] = {}
+        """Where flows were last, by their numbers; those that were used last are at the end."""
+        self._count = 0
 
-    def _place(self, first: bytes) -> tuple[_Thread, bytes, int]:
-        """The thread of a record, its place, and how many flows may belong to its slice."""
+    def _place(self, first: bytes) -> tuple[_Thread, bytes, str, bool]:
+        """The thread of a record, its place, its phase, and whether it belongs to the next slice."""
         if (known := self._places.get(first)) is None:
             record = orjson.loads(first)
             thread = tuple(record.get(key) for key in ("pid", "tid", "gpu", "stream"))
             place = packed({key: record[key] for key in _PLACE if key in record})
-            known = self._places.keep(first, (thread, place, 1 if "launch" in record else 2), len(first))
+            is_next = record.get("is_next", False)
+            known = self._places.keep(first, (thread, place, record["phase"], is_next), len(first))
         return known
 
-    def add(self, row: SortedRow, moved: SortedRows) -> None:
+    def add(self, row: SortedRow) -> None:
         """Add a slice."""
-        thread, place, free = self._place(row.first)
-        around = _Around(row.ts_ns, row.ts_ns + row.dur_ns, place, free)
-        for flow in self._waiting.pop(thread, ()):
+        thread, place, _, _ = self._place(row.first)
+        around = _Around(row.ts_ns, row.dur_ns, place)
+        for flow, start in self._waiting.pop(thread, ()):
             self._waiting_bytes -= len(flow.first) + len(flow.second)
-            _move(flow, around, moved)
+            self._join(start, _FlowEnd(flow, around))
         # All that is forgotten is a slice that may have been around the end of a flow.
         if self._bytes > _AROUND_BYTES_MAX:
             self._open.clear()
@@ -1320,36 +1388,75 @@ class FlowSlices:
             self._open.pop(thread, None)
         return opened[-1] if opened else None
 
-    def add_flow(self, row: SortedRow, moved: SortedRows) -> None:
-        """Add the end of a flow."""
-        thread, _, _ = self._place(row.first)
+    def add_flow(self, row: SortedRow) -> None:
+        """Add the end of a flow. If it has a length, it is that of its slice."""
+        thread, place, _, is_next = self._place(row.first)
+        if row.rank == SLICE:
+            self._add_end(_FlowEnd(row, _Around(row.ts_ns, row.dur_ns, place)))
+            return
         around = self._opened(thread, row.ts_ns)
         size = len(row.first) + len(row.second)
         begins = around is not None and around.ts_ns == row.ts_ns
-        if b'"is_next":true' in row.first and not begins and self._waiting_bytes + size <= _AROUND_BYTES_MAX:
-            self._waiting.setdefault(thread, []).append(row)
+        if is_next and not begins and self._waiting_bytes + size <= _AROUND_BYTES_MAX:
+            self._waiting.setdefault(thread, []).append((row, self._starts.get(row.number)))
             self._waiting_bytes += size
         else:
-            _move(row, around, moved)
+            self._add_end(_FlowEnd(row, around))
 
-    def end(self, moved: SortedRows) -> None:
-        """Let the ends stay after which no slice begins."""
-        for rows in self._waiting.values():
-            for row in rows:
-                _move(row, None, moved)
+    def end(self) -> None:
+        """Draw the ends after which no slice begins, and the flows that have no second end."""
+        for waiting in self._waiting.values():
+            for row, start in waiting:
+                self._join(start, _FlowEnd(row, None))
+        for end in self._starts.values():
+            self._leave(end)
 
+    def _add_end(self, end: _FlowEnd) -> None:
+        number, (_, _, phase, _) = end.row.number, self._place(end.row.first)
+        start = self._starts.pop(number, None)
+        self._starts_bytes -= 0 if start is None else start.size_bytes
+        if phase == "s" and start is not None:
+            self._leave(end)
+        elif phase != "s":
+            self._join(start, end)
+        last = end if (start is None and phase == "s") or (start is not None and phase == "t") else start
+        if last is not None:
+            self._starts[number] = last
+            self._starts_bytes += last.size_bytes
+        while len(self._starts) > _STARTS_MAX or self._starts_bytes > _STARTS_BYTES_MAX:
+            first = self._starts.pop(next(iter(self._starts)))
+            self._starts_bytes -= first.size_bytes
+            self._leave(first)
 
-def _move(row: SortedRow, around: _Around | None, moved: SortedRows) -> None:
-    """Add the end of a flow, at the begin of its slice if this takes it."""
-    record = orjson.loads(row.first)
-    del record["is_next"]
-    ts_ns = row.ts_ns
-    if around is not None and around.free:
-        around.free -= 1
-        ts_ns = around.ts_ns
+    def _join(self, start: _FlowEnd | None, end: _FlowEnd) -> None:
+        """Draw a flow between two ends, unless they are the same slice."""
+        if start is None:
+            self._leave(end)
+        elif start.around != end.around or end.around is None:
+            self._count += 1
+            flow = flow_number("bound", self._count)
+            self._draw(start, "s", flow)
+            self._draw(end, "f", flow)
+
+    def _leave(self, end: _FlowEnd) -> None:
+        """Draw an end without a second one, unless it is in a slice."""
+        if end.around is None and not end.used:
+            self._count += 1
+            self._draw(end, self._place(end.row.first)[2], flow_number("bound", self._count))
+
+    def _draw(self, end: _FlowEnd, phase: str, flow: int) -> None:
+        """Add a row for the end of a flow. It follows that of its slice."""
+        row, around = end.row, end.around
+        record = {key: value for key, value in orjson.loads(row.first).items() if key != "is_next"}
+        record["phase"] = phase
+        second = b"" if end.used else row.second
+        end.used = True
+        if around is None:
+            self._bound.add(SortedRow(row.ts_ns, FLOW, 0, flow, packed(record), second))
+            return
         kept = {key: value for key, value in record.items() if key not in _PLACE}
-        record = orjson.loads(around.place) | kept
-    moved.add(row._replace(ts_ns=ts_ns, first=packed(record)))
+        first = packed(orjson.loads(around.place) | kept)
+        self._bound.add(SortedRow(around.ts_ns, SLICE, around.dur_ns, flow, first, b""))
 
 
 def _again(stream: Any) -> AbstractContextManager[BinaryIO] | None:
@@ -1404,7 +1511,7 @@ class _Trace:
         events, around = self._events, self._around
         if self._clock == MONOTONIC and around.marker_ns is not None:
             events.mark("sync marker", around.marker_ns)
-        pairs = ChromePairs(events.rows)
+        pairs = ChromePairs(events.rows, events.add_bound)
         pairs.add(events.paired.in_order(), events.last_ns)
         events.bind_flows()
         ahead_ns = around.ahead_ns(events, self._clock)

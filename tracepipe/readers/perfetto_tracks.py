@@ -124,6 +124,8 @@ def kind_of(name: str) -> str:
     return "transfer" if _COPY.fullmatch(name) else "gpu_kernel"
 
 
+UNNAMED_PROCESS: Final = "process"
+"""The name of the group of a thread without a name, in a process without one."""
 EVENTS: Final = "events"
 """The layer of events on the track of a thread itself."""
 GLOBAL: Final = 0
@@ -683,7 +685,8 @@ class Tracks:
         if root.tid is not None:
             thread = self.thread_fields(root.pid or 0, root.tid)
             # The tracks of a thread are in a group with its name.
-            if len(below) > 1 and self._name(below[0]) == root.name:
+            shown = root.name or self._processes.get(root.pid or 0) or UNNAMED_PROCESS
+            if len(below) > 1 and self._name(below[0]) == shown:
                 below = below[1:]
             return thread["pid"], thread["tid"], [self._name(one) for one in below]
         is_counter = self._of(uuid).counter is not None
