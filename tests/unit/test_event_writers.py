@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tracepipe
+from tests.golden.cases import FIXTURES
 from tests.support.batches import read_all
 from tests.support.recordings import event, span, write
 from tracepipe.converters import CONVERTERS
 from tracepipe.readers import READERS
 from tracepipe.recording.convert import Conversion, ConversionOptions
+from tracepipe.reports import warps
+from tracepipe.store.run import load_run
 
 SIZES = {"grid": [4, 2, 1], "block": [32, 1, 1]}
 LOSS = {"type": "loss", "layer": "userspace", "count": 12, "ts_ns": 1_500}
@@ -118,6 +123,21 @@ def test_threads_of_a_gpu_have_lines_that_are_read_again(layered: Any, tmp_path:
         ("gpu_thread", "B", 1, [31, 0, 0]),
         ("gpu_thread", "E", 0, None),
     ]
+
+
+def test_the_warps_of_a_capture_have_lines_for_their_lanes(tmp_path: Path) -> None:
+    """Reports on the lines say the same as those on the warps."""
+    source, out = FIXTURES / "capture-h200" / "input.jsonl", tmp_path / "out.jsonl"
+    tracepipe.convert(source, out, "layered")
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    kinds = Counter(line["type"] for line in lines)
+    known, found = (warps.run(load_run(str(path)), warps.Options()).as_json() for path in (source, out))
+    assert (
+        kinds["gpu_thread_exit"] == kinds["gpu_thread"] == 32 * sum(row["warps"] for row in known["kernels"])
+    )
+    keys = ("kernel", "launches", "blocks", "warps", "duration_p50_ns")
+    assert picked(found["kernels"], *keys) == picked(known["kernels"], *keys)
+    assert found["times"] == known["times"]
 
 
 def test_a_launch_has_one_line_of_its_own(layered: Any) -> None:

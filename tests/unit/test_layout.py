@@ -500,7 +500,7 @@ def problems_at(*times_ns: int) -> list[str]:
     for line, ts_ns in enumerate(times_ns):
         layout.end_ns = ts_ns
         parts.append(layout.problem(Problem(line, "", "is odd", line > 0)))
-    return shown(parts + layout.finish())
+    return shown([part for part in parts if part is not None] + layout.finish())
 
 
 def test_problems_are_drawn_where_they_stand() -> None:

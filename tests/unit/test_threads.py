@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
 from tests.support.batches import read_all, source_batch
 from tests.support.cores import new_tables
-from tracepipe.converters.threads import ThreadWriter, unflatten
+from tracepipe.converters.lanes import unflatten
+from tracepipe.converters.threads import ThreadWriter
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.model import Record
 from tracepipe.readers import bpftime
+from tracepipe.recording.convert import SortedLines
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -24,7 +27,7 @@ WARP = {
 
 def written(*records: Record) -> tuple[list[str], int]:
     out = io.BytesIO()
-    writer = ThreadWriter(out, TraceInfo("globaltimer:0"))
+    writer = ThreadWriter(out, TraceInfo("globaltimer:0", new_sorter=SortedLines))
     tables = new_tables()
     writer.write_events(source_batch(records, tables), tables)
     writer.finish()
@@ -51,6 +54,16 @@ def test_a_warp_is_a_line_for_each_lane_at_entry_and_at_each_exit() -> None:
     assert (len(exits), exits[-1]) == (32 + 8, "Thread (19, 1, 0) timestamp: 1332")
     assert lines[-2:] == ["[kernel_trace] total events: 48", "Total events collected: 40"]
     assert unwritten == 0
+
+
+def test_lines_are_in_the_order_of_time() -> None:
+    thread = {"type": "gpu_thread", "name": "k", "thread": [1, 2, 3], "gpu": 0, "phase": "I"}
+    lines, _ = written(
+        WARP, *({**thread, "ts_ns": ts_ns, "args": {"event": "exit"}} for ts_ns in (1_050, 7, 9))
+    )
+    times_ns = [int(found[1]) for line in lines if (found := re.search(r"(?:ts=|timestamp: )(\d+)", line))]
+    assert times_ns == sorted(times_ns)
+    assert (len(times_ns), times_ns[:3]) == (48 + 40 + 3, [7, 9, 1_000])
 
 
 def test_lanes_that_a_block_does_not_have_are_not_written() -> None:

@@ -10,8 +10,8 @@
 
 `ts` is milliseconds since the start of the trace. Arguments are among the other keys. A line without a phase
 is an instant, or has the length and the start of what ends at its time. A launch has an additional line, as
-those tools print one; its `of_event` refers to the begin that it repeats. Losses are lines as in `bpftrace -f
-json`.
+those tools print one; its `of_event` refers to the begin that it repeats. A warp has a line for the entry and
+the exit of each of its lanes. Losses are lines as in `bpftrace -f json`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from typing import Any, BinaryIO, Final
 
+from tracepipe.converters.lanes import has_indices, threads_of
 from tracepipe.converters.line_writer import LineWriter
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.columns import Three, TraceBatch
@@ -26,6 +27,7 @@ from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import MEMORY_IN_USE, SIZE_KEYS
+from tracepipe.event.warps import PlacedWarps
 from tracepipe.printable import json_text
 
 # Arguments must not have these names, which the format uses for something else.
@@ -61,6 +63,19 @@ class LayeredWriter(LineWriter):
             else:
                 self._event(ts_ns, dur_ns if shape.has_dur else None, shape, tables.args(args))
         self._flush()
+
+    def _warps(self, batch: PlacedWarps) -> bool:
+        """Write the entries and exits of the lanes of warps."""
+        if not has_indices(batch):
+            return False
+        launched = batch.launched
+        line = {"kernel": launched.get("name", "kernel"), "device": launched.get("gpu", 0)}
+        line |= {"pid": launched["pid"]} if "pid" in launched else {}
+        for ts_ns, block, thread, is_exit in sorted(threads_of(batch)):
+            where = line | {"block": list(block), "thread": list(thread)}
+            kind = "gpu_thread_exit" if is_exit else "gpu_thread"
+            self._line(ts_ns, {"type": kind} | where | ({} if is_exit else {"event": "entry"}))
+        return True
 
     def _left_out(self, shape: Shape) -> str:
         if shape.type in HOST_LAYERS:

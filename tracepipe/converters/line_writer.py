@@ -93,6 +93,10 @@ class LineWriter(ABC):
     def write_events(self, batch: TraceBatch, tables: Tables) -> None:
         """Write the events of a batch, on the trace's clock."""
 
+    def _warps(self, batch: PlacedWarps) -> bool:
+        """Write warps, and return whether that is possible."""
+        return False
+
     @abstractmethod
     def _left_out(self, shape: Shape) -> str:
         """The name of the events of a shape, if the format has no form for them; else ""."""
@@ -123,7 +127,8 @@ class LineWriter(ABC):
             if number == SPECIAL:
                 other = batch.others[args]
                 if isinstance(other, PlacedWarps):
-                    self._unwritten["gpu_warp event|events"] += len(other)
+                    if not self._warps(other):
+                        self._unwritten["gpu_warp event|events"] += len(other)
                 elif other["type"] == "loss":
                     self._calls.forget()  # their ends may be lost
                     self._lines.append(self.loss % other["count"])

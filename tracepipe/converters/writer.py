@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
@@ -23,13 +24,25 @@ class TraceInfo:
     """Facts that a converter gets before the first operation.
 
     `start` is one instant on the trace clock (`trace_ns`) and on the host clocks that are known. `trace_ns`
-    is at or near the first operation. `header` is that of the recording.
+    is at or near the first operation. `header` is that of the recording. `new_sorter` makes a sorter for a
+    writer that must put its lines in order.
     """
 
     trace_clock: str
     start: dict[str, int] = field(default_factory=dict)
     compress: bool = False
     header: Header | None = None
+    new_sorter: Callable[[], LineSorter] | None = None
+
+
+class LineSorter(Protocol):
+    """Puts lines in the order of time; of the same time, in the order in which they come."""
+
+    def add(self, ts_ns: int, line: bytes) -> None:
+        """Add a line, with its end."""
+
+    def lines(self) -> Iterator[bytes]:
+        """All lines in order, many at a time."""
 
 
 class Writer(Protocol):

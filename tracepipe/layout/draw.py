@@ -328,20 +328,22 @@ class Layout:
         self._instant(name, ts_ns, args, track)
         return self._drawn(None, [])
 
-    def problem(self, problem: Problem, file: str = "") -> Drawn:
-        """Draw a problem at its place in the file, which is named where there are several."""
+    def problem(self, problem: Problem, file: str = "") -> Drawn | None:
+        """Draw a problem at its place in the file, which is named where there are several. None where there
+        are too many: it is counted.
+        """
         has_room = self._problems_drawn < PROBLEMS_DRAWN
         if has_room and self.end_ns != self._problem_ns:
             self._say_undrawn()
             self._problem_ns, self._problems_here = self.end_ns, 0
         if not has_room or self._problems_here >= PROBLEMS_AT_ONCE:
             self._problems_undrawn += 1
-        else:
-            self._problems_drawn += 1
-            self._problems_here += 1
-            name = "skipped line" if problem.skipped else "ambiguous"
-            args = {"line": problem.line, "field": problem.field, "message": problem.message}
-            self._instant(name, self.end_ns, args | ({FILE: file} if file else {}), "problems")
+            return None
+        self._problems_drawn += 1
+        self._problems_here += 1
+        name = "skipped line" if problem.skipped else "ambiguous"
+        args = {"line": problem.line, "field": problem.field, "message": problem.message}
+        self._instant(name, self.end_ns, args | ({FILE: file} if file else {}), "problems")
         return self._drawn(None, [])
 
     def _say_undrawn(self) -> None:

@@ -15,6 +15,7 @@ from tracepipe.event.origins import FILE
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
+from tracepipe.readers.sorted_rows import SortedRow, row_sorter
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import Progress, traces_of
 from tracepipe.recording.inputs import InputOptions, Inputs, Placed, open_inputs, open_separately
@@ -58,7 +59,8 @@ class Conversion:
             writer: EventWriter | None = None
             if output.of == "events":  # as they were recorded, on the clocks that they were recorded with
                 header = opened.recording.header
-                writer = output.open(out, TraceInfo(header.default_clock, header=header))
+                info = TraceInfo(header.default_clock, header=header, new_sorter=SortedLines)
+                writer = output.open(out, info)
                 for batch in reading.source():
                     writer.write_events(batch, opened.recording.tables)
             else:
@@ -85,6 +87,22 @@ class Conversion:
                 archive.say(name, inputs.parts[0].machine, account.anchor)
                 accounts.append(account)
         return Account.of_all(accounts)
+
+
+class SortedLines:
+    """Sorts the lines of a writer, in files without a name where there are many."""
+
+    def __init__(self) -> None:
+        self._rows = row_sorter()
+
+    def add(self, ts_ns: int, line: bytes) -> None:
+        """Add a line, with its end."""
+        self._rows.add(SortedRow(ts_ns, 0, 0, 0, b"", line))
+
+    def lines(self) -> Iterator[bytes]:
+        """All lines in order, many at a time."""
+        for rows in self._rows.in_order():
+            yield rows.second.data
 
 
 def _draw(inputs: Inputs, output: OutputFormat, options: ConversionOptions, out: BinaryIO) -> Account:
@@ -126,7 +144,8 @@ def _draw(inputs: Inputs, output: OutputFormat, options: ConversionOptions, out:
             return
         batch, problems = read
         for problem in problems:
-            writer.write(layout.problem(problem, inputs.parts[at].name))
+            if (drawn := layout.problem(problem, inputs.parts[at].name)) is not None:
+                writer.write(drawn)
         writer.write(layout.place(batch, at))
 
     for at, first in enumerate(firsts):
