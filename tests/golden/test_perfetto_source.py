@@ -106,6 +106,11 @@ _LIVES: dict[str, list[tuple[Any, ...]]] = {
         ("tree", 40, 50, None, "/bin/fifty"),
     ],
     "main thread without an entry": [("tree", 1, 9, None, "/bin/nine"), ("run", 10, 20, 9, "main")],
+    "a task of another kernel that is dead": [
+        ("other tree", 1, 5, None, "sh -c x"), ("other tree", 1, 5, 9, "a"), ("state", 10, 9, 3, "a"),
+        ("state", 20, 9, 7, "a"), ("other tree", 25, 6, None, "b"), ("other tree", 25, 6, 9, "b"),
+        ("state", 30, 9, 3, "b"), ("state", 40, 9, 4, "b"),
+    ],
     "another processor first": [
         ("new", 100, 1, 9, "b", 0), ("run", 110, 120, 9, "b"), ("cpu", 1), ("run", 10, 20, 9, "a"),
     ],
@@ -120,6 +125,16 @@ def of_lives(facts: list[tuple[Any, ...]]) -> TraceMade:
         if kind == "cpu":
             ftrace = trace.packet().ftrace_events
             ftrace.cpu = of[0]
+        elif kind == "state":
+            state = trace.packet(timestamp=of[0]).generic_kernel_task_state_event
+            state.cpu, (state.tid, state.state, state.comm) = 0, of[1:]
+        elif kind == "other tree":
+            ts_ns, pid, tid, name = of
+            other = trace.packet(timestamp=ts_ns).generic_kernel_process_tree
+            if tid is None:
+                other.processes.add(pid=pid, cmdline=name)
+            else:
+                other.threads.add(tid=tid, pid=pid, comm=name)
         elif kind == "tree":
             ts_ns, pid, tid, name = of
             tree = trace.packet(timestamp=ts_ns).process_tree

@@ -310,6 +310,18 @@ def test_states_of_threads_are_runs_and_wakeups() -> None:
     assert problems[0].message == ("1 state of threads changes nothing in a timeline: it is left out")
 
 
+def test_a_thread_of_another_kernel_is_in_no_process_by_its_number() -> None:
+    trace = TraceMade()
+    tree = trace.packet(timestamp=1).generic_kernel_process_tree
+    tree.processes.add(pid=5, cmdline="/bin/sh -c x")
+    tree.threads.add(tid=9, pid=5, comm="main")
+    for tid in (5, 9):
+        state = trace.packet(timestamp=10).generic_kernel_task_state_event
+        state.cpu, state.tid, state.state = 0, tid, RUNNING
+    assert [(one.get("pid"), one["tid"]) for one in good(trace)] == [(None, 5), (5, 9)]
+    assert {one["name"] for one in read(trace)[0] if one["type"] == "name"} == {"sh", "main"}
+
+
 def test_impossible_records_of_the_scheduler_are_counted() -> None:
     trace = with_thread()
     ftrace = bundle(trace)

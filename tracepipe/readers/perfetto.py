@@ -368,7 +368,7 @@ class _Losses:
 
 _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
 _MACHINE: Final = 98 << 3
-_SYSTEM, _SYNC = 45 << 3 | BYTES, 107 << 3 | BYTES
+_SYSTEM, _SYNC, _OTHER_TREE = (field << 3 | BYTES for field in (45, 107, 122))
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
 _FTRACE, _STATE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 35, 34))
@@ -390,7 +390,6 @@ _TITLES: Final = {
     54: "streaming_profile_packet", 62: "vulkan_memory_event", 65: "vulkan_api_event", 66: "perf_sample",
     67: "cpu_info", 68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event",
     73: "memory_tracker_snapshot", 95: "etw_events", 118: "generic_kernel_cpu_freq_event",
-    122: "generic_kernel_process_tree",
     129: "generic_gpu_frequency_event", 133: "zstd_compressed_packets",
 }  # fmt: skip
 
@@ -433,7 +432,8 @@ class _Trace:
             _TRACK: self._track,
             _PROCESS: lambda data, ts_ns, sequence: self._tracks.describe_process(data, Descriptor()),
             _THREAD: self._thread,
-            _TREE: lambda data, ts_ns, sequence: self._tree(data, ts_ns),
+            _TREE: lambda data, ts_ns, sequence: self._tree(data, ts_ns, is_linux=True),
+            _OTHER_TREE: lambda data, ts_ns, sequence: self._tree(data, ts_ns, is_linux=False),
             _FTRACE: lambda data, ts_ns, sequence: self._ftrace(data),
             _STATE: lambda data, ts_ns, sequence: self._scheduling.add_state(data, ts_ns),
             _RENAME: lambda data, ts_ns, sequence: self._tracks.describe_task(data),
@@ -564,10 +564,11 @@ class _Trace:
         reference = next((value for tag, value in tagged(data) if tag == 6 << 3), None)
         sequence.time_ns = None if reference is None else signed(reference) * 1000
 
-    def _tree(self, data: bytes, ts_ns: int) -> None:
+    def _tree(self, data: bytes, ts_ns: int, *, is_linux: bool) -> None:
         """Read the names of processes and threads of the machine: {1 processes {1 pid  2 parent  3 words…}
-        2 threads {1 tid  2 name  3 pid}}.
+        2 threads {1 tid  2 name  3 pid}}. Other kernels have one text of words, and 2 pid  3 name.
         """
+        pid_field, name_field = (3, 2) if is_linux else (2, 3)
         for tag, value in tagged(data):
             if tag not in (1 << 3 | BYTES, 2 << 3 | BYTES):
                 continue
@@ -575,13 +576,16 @@ class _Trace:
             fields, first = dict(inner), dict(inner[::-1])
             id = signed(first.get(1 << 3, 0))
             if tag == 1 << 3 | BYTES:
-                if (parent := signed(first.get(2 << 3, 0))) > 0:  # is a process, and has a main thread
-                    self._tracks.name_process(parent, "", ts_ns)
-                word = first.get(3 << 3 | BYTES, b"")
-                self._tracks.name_process(id, word.decode("utf-8", "replace").rpartition("/")[2], ts_ns)
+                parent = signed(first.get(2 << 3, 0))
+                if is_linux and parent > 0:  # is a process, and has a main thread
+                    self._tracks.name_process(parent, "", ts_ns, has_main=True)
+                word = first.get(3 << 3 | BYTES, b"").decode("utf-8", "replace")
+                word = (word if is_linux else word.partition(" ")[0]).rpartition("/")[2]
+                self._tracks.name_process(id, word, ts_ns, has_main=is_linux)
             else:
-                name = fields.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
-                self._tracks.name_thread(signed(fields.get(3 << 3, 0)), id, name, ts_ns)
+                name = fields.get(name_field << 3 | BYTES, b"").decode("utf-8", "replace")
+                pid = signed(fields.get(pid_field << 3, 0))
+                self._tracks.name_thread(pid, id, name, ts_ns, has_main=is_linux)
 
     # Batches --------------------------------------------------------------------------------------------
 

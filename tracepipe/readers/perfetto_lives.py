@@ -36,11 +36,13 @@ class Noted(NamedTuple):
     other: int | None = None
     name: str = ""
     uuid: int | None = None
+    has_main: bool = True
+    """Whether the main thread of a process has its pid as its tid."""
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A process. Its place among those with its pid is that of its main thread among the threads."""
+    """A process. Its place among those with its pid is that of its main thread, if it has one."""
 
     machine: int
     pid: int
@@ -139,7 +141,7 @@ class Lives:
         self._first_ns.clear()
 
     def _add(self, fact: Noted) -> None:
-        ts_ns, kind, machine, id, other, name, _ = fact
+        ts_ns, kind, machine, id, other, name, _, has_main = fact
         if kind in (NEW_PROCESS, NEW_THREAD):
             self._begin(fact)
         elif kind == END:
@@ -155,17 +157,17 @@ class Lives:
             if thread.process is not None and thread.is_main:
                 thread.process.name = name
         elif kind == TREE_PROCESS:
-            process = self._process(machine, id, ts_ns)
+            process = self._process(machine, id, ts_ns, has_main)
             process.name = name or process.name
         elif kind == TREE_THREAD:
             assert other is not None
-            thread = self._thread(machine, id, ts_ns, self._process(machine, other, ts_ns))
+            thread = self._thread(machine, id, ts_ns, self._process(machine, other, ts_ns, has_main))
             thread.stated = name or thread.stated
         else:
             self._describe(fact)
 
     def _begin(self, fact: Noted) -> None:
-        ts_ns, kind, machine, tid, by, name, _ = fact
+        ts_ns, kind, machine, tid, by, name, *_ = fact
         self._seen(machine, tid, ts_ns - 1)
         maker = None if kind == NEW_PROCESS or by is None else self._thread(machine, by, ts_ns)
         threads = self.threads.get((machine, tid))
@@ -180,7 +182,7 @@ class Lives:
         """Relate a track to its process or thread. A new uuid is another process, or a thread
         by another name.
         """
-        ts_ns, _, machine, id, pid, name, uuid = fact
+        ts_ns, _, machine, id, pid, name, uuid, _ = fact
         process = self._process(machine, id if pid is None else pid, ts_ns)
         if pid is None:
             if uuid is not None and process.uuid not in (None, uuid):
@@ -197,9 +199,13 @@ class Lives:
 
     def _start(self, main: Thread, ts_ns: int) -> Process:
         """Start a process with its main thread."""
-        process = Process(main.machine, main.tid, ts_ns, main.nth)
-        self._alive[main.machine, main.tid] = main.process = process
-        self.processes.setdefault((main.machine, main.tid), []).append(process)
+        main.process = self._add_process(Process(main.machine, main.tid, ts_ns, main.nth))
+        return main.process
+
+    def _add_process(self, process: Process) -> Process:
+        key = process.machine, process.pid
+        self._alive[key] = process
+        self.processes.setdefault(key, []).append(process)
         return process
 
     def _new(self, machine: int, tid: int, begin_ns: int) -> Thread:
@@ -231,8 +237,11 @@ class Lives:
         thread.process = thread.process or process
         return thread
 
-    def _process(self, machine: int, pid: int, ts_ns: int) -> Process:
+    def _process(self, machine: int, pid: int, ts_ns: int, has_main: bool = True) -> Process:
         found = self._alive.get((machine, pid))
+        if found is None and not has_main:
+            before = len(self.processes.get((machine, pid), ()))
+            found = self._add_process(Process(machine, pid, ts_ns if before else _BEFORE_ALL, before + 1))
         if found is None:
             main = self._current(machine, pid)
             if main is None or main.process is not None:

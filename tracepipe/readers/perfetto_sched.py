@@ -210,6 +210,8 @@ class Scheduling:
             return
         cpu = self._tracks.own_cpu(cpu)
         self._add(ts_ns, tid, cpu, _STATED, {"state": of.get(4 << 3, 0)}, comm)
+        if of.get(4 << 3) == _IS_DEAD and 0 < tid <= ID_LIMIT:
+            self._tracks.note(ts_ns, END, tid)
 
     # Rows -----------------------------------------------------------------------------------------------
 
@@ -241,7 +243,7 @@ class Scheduling:
         self._rows.add(SortedRow(ts_ns, rank, 0, 0, first, packed(args)))
 
 
-_IS_RUNNABLE, _IS_RUNNING = 2, 3
+_IS_RUNNABLE, _IS_RUNNING, _IS_DEAD = 2, 3, 7
 # States of GenericKernelTaskStateEvent in which a thread has left its processor.
 _LEFT: Final = {_IS_RUNNABLE: RUNNABLE, 4: "sleeping", 5: "disk", 6: "stopped", 7: "dead", 8: "dead"}
 _THREADS_MAX: Final = 1 << 16

@@ -420,24 +420,35 @@ class Tracks:
         self._name_process(made.pid, made.name)
         self._name_main(made.pid)
 
-    def name_process(self, pid: int, name: str, ts_ns: int) -> None:
-        """Note the name of the process that has a pid at a time."""
-        self.note(ts_ns, TREE_PROCESS, pid, name=name)
+    def name_process(self, pid: int, name: str, ts_ns: int, *, has_main: bool) -> None:
+        """Note the name of the process that has a pid at a time, and whether its main thread has that tid."""
+        self.note(ts_ns, TREE_PROCESS, pid, name=name, has_main=has_main)
         self._name_process(self._process(pid), name)
-        self._name_main(self._process(pid))
+        if has_main:
+            self._name_main(self._process(pid))
 
     def _name_main(self, pid: Pid) -> None:
         """Note that the main thread of a process belongs to it, where no other process of it is known."""
         if len(self._process_of) < _THREADS_MAX:
             self._process_of.setdefault((self.machine, _system_id(pid)), pid)
 
-    def note(self, ts_ns: int, kind: int, id: int, other: int | None = None, name: str = "") -> None:
+    def note(
+        self,
+        ts_ns: int,
+        kind: int,
+        id: int,
+        other: int | None = None,
+        name: str = "",
+        *,
+        has_main: bool = True,
+    ) -> None:
         """Note a fact about a process or thread of the current machine."""
-        self.lives.note(Noted(ts_ns, kind, self.machine, id, other, self.long_names.shortened(name)))
+        name = self.long_names.shortened(name)
+        self.lives.note(Noted(ts_ns, kind, self.machine, id, other, name, has_main=has_main))
 
-    def name_thread(self, pid: int, tid: int, name: str, ts_ns: int) -> None:
+    def name_thread(self, pid: int, tid: int, name: str, ts_ns: int, *, has_main: bool) -> None:
         """Note the process of a thread at a time, and its name if it has one."""
-        self.note(ts_ns, TREE_THREAD, tid, pid, name)
+        self.note(ts_ns, TREE_THREAD, tid, pid, name, has_main=has_main)
         self._name_thread(self._process(pid), self._own_id("tid", tid), name)
 
     def _name_process(self, pid: Pid, name: str) -> None:
@@ -599,7 +610,7 @@ class Tracks:
 
     def _key(self, of: Process | Thread) -> Pid:
         """The key of a process or thread. A main thread has that of its process."""
-        if isinstance(of, Thread) and of.process is not None and of.is_main:
+        if isinstance(of, Thread) and of.process is not None and of.is_main and of.nth == of.process.nth:
             of = of.process
         kind, id = ("pid", of.pid) if isinstance(of, Process) else ("tid", of.tid)
         return Life(of.machine, kind, id, of.nth) if of.nth > 1 else self._own_id(kind, id, of.machine)
