@@ -163,6 +163,16 @@ def test_a_pipe_with_a_name_can_be_read_twice(pack: Any, tmp_path: Path) -> None
     writer.join()
 
 
+def test_for_a_file_that_is_missing_the_newest_of_its_kind_is_named(tmp_path: Path) -> None:
+    for at, name in enumerate(("old.jsonl", "new.jsonl", "newer.txt")):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (at, at))
+    with pytest.raises(InputError) as caught, open_input(str(tmp_path / "run.jsonl")):
+        pass
+    named = tmp_path / "new.jsonl"
+    assert caught.value.hint == f"Check the path. The newest file there with this ending is {named}."
+
+
 @pytest.mark.parametrize(("name", "why"), [("missing", "No such file"), ("", "Is a directory")])
 def test_what_cannot_be_opened_is_an_input_error(name: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=why) as caught, open_input(str(tmp_path / name)):

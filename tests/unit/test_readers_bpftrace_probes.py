@@ -179,3 +179,20 @@ def test_the_first_line_of_bpftrace_does_not_decide_the_format() -> None:
 def test_other_content_is_not_claimed(head: bytes) -> None:
     with pytest.raises(FormatError):
         recognise(head)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"Attaching 2 probes...\n@usecs[cuInit]:\n[1]      2 |@@@@   |\n\n@count[cuInit]: 1\n",
+        b'{"type": "map", "data": {"@count": {"cuInit": 3}}}\n',
+        b'{"type": "hist", "data": {"@usecs": [{"min": 0, "max": 0, "count": 4}]}}\n',
+    ],
+)
+def test_an_input_with_maps_alone_says_so(data: bytes) -> None:
+    source = recognise(data)
+    records, problems = read_all(source.read(io.BytesIO(data), "skip"))
+    assert (source.name, records) == ("bpftrace", [])
+    assert [problem.message[:48] for problem in problems] == [
+        "has only maps and histograms that bpftrace print"
+    ]

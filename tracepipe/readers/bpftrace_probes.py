@@ -79,6 +79,8 @@ class _ProbeLines(ScriptLines[bytes]):
         if text.startswith(b"{") and is_wrapped(record := parsed_object(text)):
             self.read_printed(self.printed_in(record))
             return
+        if text.startswith(b"@"):
+            self.note_map()
         if not text or OWN_TEXT.match(text):
             return
         if loss := loss_of(text):

@@ -33,6 +33,11 @@ OWN_TEXT: Final = re.compile(
 )
 """The begin of lines that bpftrace itself prints: at its start, maps, histograms, warnings."""
 _LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
+_MAPS: Final = frozenset({"map", "hist", "stats", "value"})
+_FIRST_TYPES: Final = _MAPS | {"attached_probes"}
+_ONLY_MAPS: Final = (
+    "has only maps and histograms that bpftrace printed, and no lines with times: there is nothing to draw"
+)
 
 PLACED: Final = "between lines"
 """The value of the argument `placed` of an event without a time."""
@@ -118,6 +123,10 @@ class ScriptLines(LineReader, Generic[Line]):
                 self.say(e.field, e.message)
         self.number = here
 
+    def note_map(self) -> None:
+        """Note that the input has a map, or a histogram."""
+        self.no_line = _ONLY_MAPS
+
     def read_end(self) -> None:
         """Read a last line without a newline, and add the lines that wait."""
         self.read_printed(self._rest(), is_cut=True)
@@ -136,6 +145,8 @@ class ScriptLines(LineReader, Generic[Line]):
         input where each begins.
         """
         kind, data = record["type"], record["data"]
+        if kind in _MAPS:
+            self.note_map()
         if kind == "printf":
             if type(data) is str:
                 return self._join(self.number, data.encode())
@@ -188,7 +199,7 @@ def printed_lines(head: bytes) -> Iterator[tuple[bytes, Any]]:
 
 
 def is_of_bpftrace(head: bytes) -> bool:
-    """Whether the first line of an input is one that bpftrace prints at its start."""
+    """Whether the first line of an input is one that bpftrace prints at its start, or a map."""
     first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     record = parsed_object(first)
-    return _ATTACHING.match(first) is not None or (is_wrapped(record) and record["type"] == "attached_probes")
+    return _ATTACHING.match(first) is not None or (is_wrapped(record) and record["type"] in _FIRST_TYPES)

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -104,7 +104,14 @@ class InputStream:
 
 
 def _unreadable(error: OSError, path: str) -> InputError:
-    return InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path)
+    hint, ending = "Check the path.", Path(path).suffix
+    if isinstance(error, FileNotFoundError) and ending:
+        with suppress(OSError):
+            there = [one for one in Path(path).parent.iterdir() if one.suffix == ending]
+            if there:
+                newest = max(there, key=lambda one: one.stat().st_mtime)
+                hint += f" The newest file there with this ending is {newest}."
+    return InputError(f"cannot be read: {error.strerror}", hint, path=path)
 
 
 def _filled(copy: BinaryIO, source: BinaryIO | InputStream, path: str) -> BinaryIO:
