@@ -145,7 +145,9 @@ def _event(rng: Random) -> bytes:
     parts += [_of_kernel(rng) for _ in range(rng.choice((0, 0, 0, 1, 2)))]
     parts += [_field(12, rng.choice((5, -5, 1 << 62)))] * rng.choice((0, 0, 0, 1, 1, 2))
     parts += [_field(31, rng.choice((4, 4, 2)))] * (rng.random() < 0.1)
-    parts += [_fixed(47, rng.randrange(5).to_bytes(8, "little"))] * rng.choice((0, 0, 0, 1, 2))
+    parts += [_fixed(47, rng.choice((0, 1, 2, 3, 1 << 60)).to_bytes(8, "little"))] * rng.choice(
+        (0, 0, 0, 1, 2)
+    )
     parts += [_fixed(48, rng.choice((1, 2, 1 << 60)).to_bytes(8, "little"))] * (rng.random() < 0.1)
     return b"".join(parts)
 

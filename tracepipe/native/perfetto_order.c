@@ -9,11 +9,13 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "decimal.h"
+#include "flow_number.h"
 #include "tables.h"
 
 /* Why `tp_order_take` returned: all rows were taken; the key of the next row, the key of the arguments of the next
- * row, or a record of its key are not known; the number of a flow must be computed; or Python must take the row. */
-enum { ALL, NEW_KEY, NEW_VARIANT, NEW_RECORD, AGAIN, FOREIGN };
+ * row, or a record of its key are not known; or Python must take the row. */
+enum { ALL, NEW_KEY, NEW_VARIANT, NEW_RECORD, FOREIGN };
 
 enum { BEGIN, END, INSTANT, COUNTER, WHOLE, FLOW, NEXT_FLOW, LAST_FLOW, INSTANT_FLOW, INSTANT_NEXT, INSTANT_LAST, RECORD };
 enum { IS_CALL = 1, IS_STREAM = 2, IS_SUMMARY = 4, MAY_LAUNCH = 8, HAS_GRID = 16, HAS_BLOCK = 32, IS_VARIANT = 64 };
@@ -84,7 +86,7 @@ typedef struct {
     tp_flow *flows;
     int64_t flows_count, flows_room;
     int32_t buckets[BUCKETS], oldest, newest;
-    int64_t made, again, has_again, counts[COUNTED], count_order[COUNTED]; /* 0: not counted yet */
+    int64_t made, counts[COUNTED], count_order[COUNTED]; /* 0: not counted yet */
     int no_memory;
 } tp_order;
 
@@ -239,13 +241,24 @@ static int32_t new_flow(tp_order *o, int64_t number)
     return at;
 }
 
+/* The number of a flow that has ended so often. */
+static int64_t number_again(int64_t number, int64_t times)
+{
+    uint8_t block[TP_FLOW_BYTES_MAX] = "[\"again\", ";
+    uint8_t *end = tp_signed_decimal(block + strlen((char *)block), number);
+    memcpy(end, ", ", 2);
+    end = tp_decimal(end + 2, (uint64_t)times);
+    *end++ = ']';
+    return tp_flow_digest(block, end - block);
+}
+
 static int ends_flow(int phase)
 {
     return phase == LAST_FLOW || phase == INSTANT_LAST;
 }
 
 /* Notes an end of a flow, whose phase and number are changed to those of the event. Returns whether there is one:
- * a flow that has not begun does not end. `*times` is how often it had ended. */
+ * a flow that has not begun does not end. */
 static int goes_on(tp_order *o, int *phase, int64_t *number)
 {
     int32_t at = find_flow(o, *number);
@@ -253,7 +266,6 @@ static int goes_on(tp_order *o, int *phase, int64_t *number)
     int was_open = at != NOTHING && o->flows[at].is_open;
     if ((ends || goes) && !was_open) {
         note(o, NOT_BEGUN);
-        o->has_again = 0;
         if (at != NOTHING) { /* it is forgotten: the last flow takes its place */
             unlink_flow(o, at);
             int32_t *from = bucket_of(o, *number), last = (int32_t)--o->flows_count;
@@ -285,26 +297,11 @@ static int goes_on(tp_order *o, int *phase, int64_t *number)
     *(o->newest == NOTHING ? &o->oldest : &o->flows[o->newest].newer) = at;
     o->newest = at;
     if (flow->times)
-        *number = o->again;
+        *number = number_again(*number, flow->times);
     flow->times += ends;
     flow->is_open = !ends;
     *phase = ends ? LAST_FLOW : was_open || goes ? NEXT_FLOW : FLOW;
-    o->has_again = 0;
     return 1;
-}
-
-/* How often a flow has ended, where its number must be computed before it goes on; otherwise 0. */
-TP_EXPORT int64_t tp_order_times(tp_order *o, int64_t number)
-{
-    int32_t at = find_flow(o, number);
-    return at == NOTHING || o->has_again ? 0 : o->flows[at].times;
-}
-
-/* Sets the number of a flow that has ended before. */
-TP_EXPORT void tp_order_again(tp_order *o, int64_t number)
-{
-    o->again = number;
-    o->has_again = 1;
 }
 
 /* Notes an end of a flow for Python. Returns whether there is one, or TP_NO_MEMORY. */
@@ -453,10 +450,6 @@ static int take_flow(tp_order *o, const tp_order_made *to, int32_t number, int64
             add(o, to, ts, 0, 0, key->records[0], ahead, second);
         return ALL;
     }
-    if (tp_order_times(o, flow)) {
-        asked[1] = flow;
-        return AGAIN;
-    }
     int phase = key->phase;
     int goes = goes_on(o, &phase, &flow);
     if (!goes || (is_instant && is_at_slice)) {
@@ -583,7 +576,7 @@ static int take(tp_order *o, const tp_order_rows *rows, const tp_order_made *to,
 }
 
 /* Takes rows from place `at` on. `asked[0]` is why it returned, and `asked[1]` and `asked[2]` are a key and which
- * record of it, or the number of a flow. Returns the place of the next row, or TP_NO_MEMORY. */
+ * record of it. Returns the place of the next row, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_order_take(tp_order *o, const tp_order_rows *rows, const uint8_t *seconds, int64_t at,
                                 int64_t count, const tp_order_made *to, int64_t *asked)
 {

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "decimal.h"
+#include "flow_number.h"
 #include "json.h"
 #include "sorted_rows.h"
 
@@ -566,13 +567,12 @@ enum { TYPE = TAG(9, VARINT), TRACK = TAG(11, VARINT), NAME_IID = TAG(10, VARINT
        MORE_VALUE = TAG(12, VARINT), MORE_COUNTER = TAG(31, VARINT), FLOW = TAG(47, FIXED64), LAST_FLOW = TAG(48, FIXED64) };
 enum { BEGIN = 1, END, INSTANT, COUNTER };
 #define FLOWS_MAX 8
-#define FLOW_LIMIT (((uint64_t)1 << 52) - 1)
 #define TIME_LIMIT_NS (((int64_t)1 << 62) - 1)
 
 typedef struct {
     int type, has_track, has_name, has_value, has_more_value, has_counter, has_args, categories, flows_count, last_count;
-    uint64_t track, counter, flows[FLOWS_MAX], last[FLOWS_MAX], category_tag;
-    int64_t value; /* of the event, or of a further counter */
+    uint64_t track, counter, category_tag;
+    int64_t flows[FLOWS_MAX], last[FLOWS_MAX], value; /* of the event, or of a further counter */
 } tp_event;
 
 static int add_category(tp_packets *p, tp_event *e, const tp_sequence *s, tp_field field)
@@ -590,6 +590,17 @@ static int add_category(tp_packets *p, tp_event *e, const tp_sequence *s, tp_fie
     if (e->categories++ && !put(p, &p->category, ",", 1))
         return 0;
     return e->categories <= FLOWS_MAX && p->category.size + text.size <= NAME_MAX && put_inside(p, &p->category, text);
+}
+
+/* The number of a flow by its id. */
+static int64_t flow_of(uint64_t id)
+{
+    uint8_t block[TP_FLOW_BYTES_MAX] = "[\"flow\", ";
+    if (id <= TP_FLOW_LIMIT)
+        return (int64_t)id;
+    uint8_t *end = tp_decimal(block + strlen((char *)block), id);
+    *end++ = ']';
+    return tp_flow_digest(block, end - block);
 }
 
 static int set_name(tp_packets *p, tp_event *e, tp_span name)
@@ -652,9 +663,9 @@ static int read_event(tp_packets *p, tp_event *e, const tp_sequence *s, tp_span 
         case FLOW:
         case LAST_FLOW: {
             int *count = field.tag == FLOW ? &e->flows_count : &e->last_count;
-            if (*count == FLOWS_MAX || field.number > FLOW_LIMIT)
+            if (*count == FLOWS_MAX)
                 return 0;
-            (field.tag == FLOW ? e->flows : e->last)[(*count)++] = field.number;
+            (field.tag == FLOW ? e->flows : e->last)[(*count)++] = flow_of(field.number);
             break;
         }
         default:
@@ -746,18 +757,18 @@ static int add_event(tp_packets *p, tp_sorted *sorted, const tp_event *e, const 
     int flow = 0, last = 0;
     if (e->type == INSTANT && e->flows_count) {
         phase = "Is";
-        row.number = (int64_t)e->flows[flow++];
+        row.number = e->flows[flow++];
     } else if (e->type == INSTANT && e->last_count) {
         phase = "Isf";
-        row.number = (int64_t)e->last[last++];
+        row.number = e->last[last++];
     }
     add_row(p, sorted, row, phase, uuid, 1, 1, 1);
     for (; flow < e->flows_count; flow++) {
-        row.number = (int64_t)e->flows[flow];
+        row.number = e->flows[flow];
         add_row(p, sorted, row, "s", uuid, 1, 0, 0);
     }
     for (; last < e->last_count; last++) {
-        row.number = (int64_t)e->last[last];
+        row.number = e->last[last];
         add_row(p, sorted, row, "f", uuid, 1, 0, 0);
     }
     if (e->has_more_value)

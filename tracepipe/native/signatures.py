@@ -113,8 +113,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_order_forget": (None, [ptr]),
     "tp_order_open": (i64, [ptr, at(ptr)]),
     "tp_order_counted": (None, [ptr, ptr]),
-    "tp_order_times": (i64, [ptr, i64]),
-    "tp_order_again": (None, [ptr, i64]),
     "tp_order_flow": (i32, [ptr, i32, i64, ptr]),
     "tp_order_part": (i64, [ptr, at(ptr)]),
     "tp_order_add": (i32, [ptr, at(OrderMade), *[i64] * 3, i32, text, i64]),

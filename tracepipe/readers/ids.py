@@ -100,7 +100,7 @@ def flow_text(*parts: object) -> bytes:
 
 
 def flow_number(*parts: object) -> int:
-    """The number of a flow, by the parts of its key, which all of its ends share. `chrome_rows.c` of the core
+    """The number of a flow, by the parts of its key, which all of its ends share. `flow_number.h` of the core
     does the same.
     """
     text = flow_text(*parts)

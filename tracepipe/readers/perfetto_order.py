@@ -13,7 +13,6 @@ from tracepipe.event.columns import Bools, Int32s, Int64s, Texts
 from tracepipe.event.model import TIME_LIMIT_NS, Record
 from tracepipe.native import checked, owned
 from tracepipe.native.signatures import OrderMade, OrderRows
-from tracepipe.readers.ids import flow_number
 from tracepipe.readers.perfetto_events import (
     BEGIN,
     COUNTER,
@@ -32,7 +31,7 @@ from tracepipe.readers.perfetto_events import (
 from tracepipe.readers.perfetto_tracks import Tracks, begun, kernel_name
 from tracepipe.readers.sorted_rows import Rows
 
-_ALL, _NEW_KEY, _NEW_VARIANT, _NEW_RECORD, _AGAIN, _FOREIGN = range(6)
+_ALL, _NEW_KEY, _NEW_VARIANT, _NEW_RECORD, _FOREIGN = range(5)
 _PHASES: Final = (
     BEGIN, END, INSTANT, COUNTER, WHOLE, FLOW, NEXT_FLOW, LAST_FLOW, INSTANT_FLOW, INSTANT_FLOW + NEXT_FLOW,
     INSTANT_FLOW + LAST_FLOW,
@@ -105,8 +104,6 @@ class NativeOrdered(Ordered):
                 )
             elif why == _NEW_RECORD:
                 core.tp_order_set_record(self._at, of, slot, self._record_number(self._record_of(of, slot)))
-            elif why == _AGAIN:
-                core.tp_order_again(self._at, flow_number("again", of, core.tp_order_times(self._at, of)))
             elif why == _FOREIGN:
                 at = self._take_records(rows, at, keys, made)
             else:
@@ -236,8 +233,6 @@ class NativeOrdered(Ordered):
     # Flows, and what is counted -------------------------------------------------------------------------
 
     def _goes_on(self, phase: str, number: int) -> tuple[str, int] | None:
-        if times := self._core.tp_order_times(self._at, number):
-            self._core.tp_order_again(self._at, flow_number("again", number, times))
         made = np.zeros(2, np.int64)
         if not checked(self._core.tp_order_flow(self._at, _NUMBERS[phase], number, made.ctypes.data)):
             return None
