@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -225,3 +227,25 @@ def test_the_text_of_kernelretsnoop_is_placed_by_the_launches_of_another_file(
     gpu.write_text(f"Thread (0, 0, 0) timestamp: 5\nThread (1, 0, 0) timestamp: {S}\n")
     with pytest.raises(ClockError, match=r"cannot be placed by the launches of host\.jsonl"):
         shown(inputs)
+
+
+def test_a_report_on_warps_needs_no_other_clock(tmp_path: Path) -> None:
+    """Nothing launches them here: reports that compare clocks say what they leave out."""
+    path = tmp_path / "run.jsonl"
+    lines_of = without_pairs(FIXTURES / "capture-h200" / "input.jsonl")
+    kept = [line for line in lines_of if json.loads(line)["type"] != "userspace"]
+    path.write_text(
+        "\n".join([*kept, json.dumps({"ts_ns": 5, "type": "syscall", "name": "read", "phase": "I"})])
+    )
+
+    def report(name: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tracepipe", name, path], capture_output=True, text=True, check=True
+        )
+        return " ".join(done.stdout.split())
+
+    assert "vectorAdd 3 16 384 2.08 µs" in report("warps")
+    gaps = report("gaps")
+    assert "no work of a GPU (kernel, copy, warp) could be placed in time" in gaps
+    assert "was recorded" not in gaps
+    assert "left out: 387 events on globaltimer:0" in gaps

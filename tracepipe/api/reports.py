@@ -170,12 +170,18 @@ def _run(
 ) -> tuple[list[Facts], Result]:
     """The facts of the recordings, in order, and the report's result."""
     facts: dict[tuple[int, int], Facts] = {}
-    inputs = len(report.inputs)
+    inputs, notes = len(report.inputs), list[str]()
 
     def loaded(side: int, at: int) -> Run:
-        path = sides[side][at]
+        path, read_as = sides[side][at], how if side < inputs else replace(how, source_format="")
         with showing(f"{report.name} {Path(path).name}") as bar:
-            run = load(path, how if side < inputs else replace(how, source_format=""), progress=bar)
+            run = load(path, read_as, progress=bar)
+            if report.of_one_clock and run.facts.unplaced and paths.is_file(path):
+                clocks = dict.fromkeys(run.facts.unplaced, 0)
+                run = load(
+                    path, replace(read_as, assume_offset={**read_as.assume_offset, **clocks}), progress=bar
+                )
+                notes.append(f"{', '.join(clocks)}: not related to the host's clock; its own times are used")
         facts[side, at] = run.facts
         return run
 
@@ -190,6 +196,7 @@ def _run(
         runs = [load_it() for (load_it,) in loads]
         companions = [name for name in report.companions if getattr(options, name)]
         result = report.run(*runs[:inputs], options, **dict(zip(companions, runs[inputs:], strict=True)))
+    result.notes += notes
     return [facts[place] for place in sorted(facts)], result
 
 

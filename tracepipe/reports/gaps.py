@@ -73,8 +73,11 @@ def run(run: Run, options: Options) -> Result:
         tables, notes = launch_tables(run, options.top, least_ns)
         result.parts += [*tables, *context_tables(run, work, [], options.top)]
         known = "these figures are from calls alone" if tables else "so its idle time is not known"
-        result.notes += [f"no work of a GPU (kernel, copy, warp) was recorded, {known}", *notes]
-        result.notes += ["tracepipe capture --gpu kernels records when the GPU works"]
+        # Work on a clock that nothing relates to the host's was recorded, and is counted as left out.
+        what = "could be placed in time" if run.facts.unplaced else "was recorded"
+        result.notes += [f"no work of a GPU (kernel, copy, warp) {what}, {known}", *notes]
+        if not run.facts.unplaced:
+            result.notes.append("tracepipe capture --gpu kernels records when the GPU works")
         result.notes += _without_length(run)
         return result
     idle = [idle_of(work, gpu, rows) for gpu, rows in work.of_gpus()]

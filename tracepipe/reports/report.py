@@ -172,7 +172,9 @@ class Report:
     a list of functions that read one recording. `suits` returns whether the report is shown on the page of a
     recording; it is asked only of the reports of that page. `needs` lists the packages of the extra `reports`
     that the report requires. `companions` has the options that name a second recording to be read, each with
-    the packages that it requires: `run` gets the Run of that recording as an argument of that name.
+    the packages that it requires: `run` gets the Run of that recording as an argument of that name. A report
+    `of_one_clock` does not compare the clock of a GPU with others: where nothing places it, its own times are
+    used.
     """
 
     name: str
@@ -184,3 +186,4 @@ class Report:
     suits: Callable[[Any], bool] = lambda run: True
     needs: tuple[str, ...] = ()
     companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    of_one_clock: bool = False

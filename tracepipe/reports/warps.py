@@ -378,4 +378,4 @@ def _range_times(warp: Ints, dur_ns: Int64s, of_block: Ints) -> tuple[int, ...]:
     return len(first), *spread, nearest(warps_ns, 0.5), nearest(skews_ns, 0.5), int(skews_ns.max())
 
 
-REPORT = Report("warps", Options, run, needs=("scipy",), companions={"stalls": ()})
+REPORT = Report("warps", Options, run, needs=("scipy",), companions={"stalls": ()}, of_one_clock=True)
