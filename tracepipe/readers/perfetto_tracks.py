@@ -630,6 +630,9 @@ class Tracks:
             process = owner if isinstance(owner, Process) else owner.process
             key = root.pid if process is None else self._key(process)
             of = replace(root, pid=key, tid=self._key(owner) if isinstance(owner, Thread) else root.tid)
+            if len(owners) == 1:
+                self._all[way[-1]] = of
+                return
             part = 0
             for one in reversed(way):
                 of = of if one == way[-1] else replace(self._all[one], parent=part)
