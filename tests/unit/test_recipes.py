@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
+import tracepipe
 from tests.support.pages import blocks
 from tests.support.program import PYTHONPATH
 
@@ -145,3 +147,45 @@ def test_a_snippet_gives_what_the_recording_holds(place: int, tmp_path: Path) ->
     assert done.stderr == ""
     records = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert list(RIGHT.values())[place](done.stdout, records), done.stdout
+
+
+# Commands as guides of layered tracers print them, on the files of those guides.
+PRINTED: dict[str, Callable[[str, Records], bool]] = {
+    "jq -r '.type' traces/trace_*.jsonl | sort | uniq -c": lambda text, lines: counted(
+        [one["type"] for one in lines]
+    )(text),
+    "cat traces/trace_*.jsonl | jq -r '.name' | sort | uniq -c": lambda text, lines: counted(
+        [one.get("name", "null") for one in lines]
+    )(text),
+    """jq 'select(.duration_us) | {name, duration_us}' traces/trace_*.jsonl | \\
+    jq -s 'sort_by(.duration_us) | reverse | .[0:10]'""": lambda text, lines: (
+        [one["duration_us"] for one in json.loads(text)]
+        == sorted((one["duration_us"] for one in lines if "duration_us" in one), reverse=True)[:10]
+    ),
+    """jq 'select(.type=="memory")' traces/trace_*.jsonl | \\
+    jq -s 'map(.size) | add'""": lambda text, _: json.loads(text) == 3 * 16_384,
+    """jq 'select(.type=="kernel" and .name=="cuLaunchKernel")' traces/trace_1.jsonl | \\
+    jq -s 'map(.ts) | . as $times |
+           range(length-1) |
+           {gap: ($times[.+1] - $times[.])}' | \\
+    jq -s 'map(.gap) | add / length'""": lambda text, lines: (
+        json.loads(text) == pytest.approx(mean([b - a for a, b in pairwise(launches_ms(lines))]))
+    ),
+}
+
+
+def launches_ms(lines: Records) -> list[float]:
+    return [one["ts"] for one in lines if one["type"] == "kernel" and one["name"] == "cuLaunchKernel"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PRINTED)
+def test_a_command_of_a_guide_gives_on_a_capture_what_it_says(command: str, tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    path = tmp_path / "traces" / "trace_1.jsonl"
+    tracepipe.convert(RECORDING, path, "layered")
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert PRINTED[command](done.stdout, lines), done.stdout
