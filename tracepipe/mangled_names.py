@@ -260,9 +260,9 @@ class _Mangled:
     def literal(self) -> str:
         self.need("L")
         if self.has("_Z"):
-            name = self.encoding()
+            name = self.name()  # of a variable: functions have parameters
             self.need("E")
-            return f"&({name})" if name.endswith(")") else name
+            return name
         of = _text(self.type())
         minus, start = "-" * bool(self.has("n")), self.at
         end = self.text.find("E", start)

@@ -37,6 +37,7 @@ NAMES = {
     "_ZN2at6native12_GLOBAL__N_12enILNS1_1EE1EfEEvT0_": (
         "at::native::(anonymous namespace)::en<(at::native::(anonymous namespace)::E)1, float>"
     ),
+    "_Z1fIL_ZN2at5tableEEEvv": "f<at::table>",
     "_ZNK2at6native2OpILb1ELc97ELln3ELj7EdEclEPFdiRKfERA4_i": (
         "at::native::Op<true, (char)97, -3l, 7u, double>::operator()"
     ),
@@ -59,6 +60,7 @@ def test_names_are_those_that_others_show(name: str) -> None:
         "_ZN1aIXsr1bEEE",
         "_Z3ab",
         "_Z1fIT0_E",
+        "_Z1fIL_Z3fooiEEvv",
         "_Z1fIS\u00b2_E",
         "_ZN" + "1a" * 4000 + "E",
     ],
