@@ -150,6 +150,15 @@ def test_what_bounds_a_launch(waits: list[dict[str, Any]], bound_ns: int | None,
         assert abs(found.place(500_100) - (1_000 + bound_ns)) <= 3  # type: ignore[arg-type]
 
 
+def test_only_clocks_of_gpus_are_placed_by_launches(tmp_path: Path) -> None:
+    of_machine = {"type": "hook", "name": "f", "phase": "X", "dur_ns": 5, "clock": "machine 2", "ts_ns": 9}
+    header = HEADER | {"clocks": ["monotonic", GPU, "machine 2"]}
+    waits = call("cuCtxSynchronize", 2_100, 3_000)
+    path = written(tmp_path / "run.jsonl", [*LAUNCHED, *waits, of_machine], header)
+    assert map_of(path) is not None
+    assert map_of(path, "machine 2") is None
+
+
 def test_a_launch_that_contradicts_the_others_is_an_error_and_is_named(tmp_path: Path) -> None:
     records = [*LAUNCHED, *call("cuCtxSynchronize", 2_100, 3_000)]
     records += [*call("cuLaunchKernel", 11_000, 12_000, launch=2), kernel(517_100, 50, 2)]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.clocks.causality import LaunchSpan
+from tracepipe.clocks.causality import LaunchSpan, is_of_gpu
 from tracepipe.clocks.common_events import Agreement, CommonEvents, agreement
 from tracepipe.clocks.maps import CRYSTAL_PPM, SNAPSHOT_NS, WANDER_PPM, ClockMap, Method, Pairs, fit, most
 from tracepipe.clocks.stamp import Clocks
@@ -56,7 +56,7 @@ class Source:
     @property
     def is_of_gpu(self) -> bool:
         """Whether all its times are on the clock of a GPU."""
-        return self.clock.startswith("globaltimer:")
+        return is_of_gpu(self.clock)
 
     def ahead_ns(self, clock: str, of: str) -> int | None:
         """The lead of one host clock over another in this recording; None where that is not known."""
@@ -290,7 +290,7 @@ def _of_one_host(source: Source, base: Source) -> Anchor | None:
         bound_ns += abs(booted[0] - booted[1])
     if source.clock == base.clock:
         # A clock of a GPU belongs to the GPU, and a format's own clock to one recording.
-        if source.clock not in HOST_CLOCKS and not source.clock.startswith("globaltimer:"):
+        if source.clock not in HOST_CLOCKS and not source.is_of_gpu:
             return None
         return Anchor(0, bound_ns, f"{source.clock} of the same host")
     for of in (base, source):

@@ -21,7 +21,7 @@ import numpy as np
 from tracepipe.clocks.maps import CRYSTAL_PPM, ClockMap, ClockPair, Fit, Method, Pairs
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import SPECIAL, SourceBatch, unsigned
-from tracepipe.event.model import HOST_CLOCKS, TIME_LIMIT_NS
+from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
@@ -34,6 +34,11 @@ _NOTED_MAX: Final = 1 << 15
 _SPREADING: Final = 0x9E3779B97F4A7C15
 _ANY: Final = None
 """The launch of work without a number, which may be of any launch."""
+
+
+def is_of_gpu(clock: str) -> bool:
+    """Whether a clock is that of a GPU."""
+    return clock.startswith("globaltimer:")
 
 
 @dataclass(slots=True)
@@ -117,7 +122,7 @@ class Causality:
         return of and of | _BEGINS * (shape.phase in "BX") | _ENDS * (shape.phase in "EX")
 
     def _is_of_gpu(self, clock: str) -> bool:
-        return clock not in (*HOST_CLOCKS, self.host_clock) and clock not in self.leave_out
+        return is_of_gpu(clock) and clock != self.host_clock and clock not in self.leave_out
 
     def add(self, batch: SourceBatch) -> None:
         """Note what a batch has."""

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from tracepipe.clocks import Clocks
-from tracepipe.clocks.causality import Causality
+from tracepipe.clocks.causality import Causality, is_of_gpu
 from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
@@ -170,9 +170,9 @@ def open_recording(
 
 
 def _has_unrelated(recording: Recording, clocks: Clocks, stream: InputStream) -> bool:
-    """Whether a recording may have times on a clock that nothing relates to the trace's."""
+    """Whether a recording may have times on a GPU's clock that nothing relates to the trace's."""
     used = recording.header.declared_clocks
-    if any(clocks.get(clock) is None for clock in used):
+    if any(is_of_gpu(clock) and clocks.get(clock) is None for clock in used):
         return True
     return bool(recording.undeclared) and _has_bytes(stream, recording.undeclared)
 
