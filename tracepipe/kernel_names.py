@@ -9,8 +9,7 @@ from typing import Final, TypeVar
 
 # Brackets in an operator's own name open and close nothing.
 _OPERATOR: Final = re.compile(r"\boperator ?(\(\)|\[\]|->\*?|<=>|<<=?|>>=?|<=?|>=?)")
-_OPENING: Final = "<([{"
-_CLOSING: Final = ">)]}"
+_PARTNERS: Final = {">": "<", ")": "(", "]": "[", "}": "{"}
 # Namespaces and classes before a name.
 _QUALIFIER: Final = re.compile(r"(?<![\w)}>:])(?:(?:\w+|\(anonymous namespace\)|<unnamed>)::)+(?=[\w~])")
 # Names that are remembered: to shorten one takes some 100 µs, and a kernel has many shapes.
@@ -56,30 +55,33 @@ def short_kernel_name(name: str) -> str:
     """
     text = name.partition(" [clone ")[0].removesuffix(" const")
     plain = _OPERATOR.sub(lambda found: "_" * len(found[0]), text)
-    start = _opening_of_last(plain)
-    if start <= 0:
+    opened, blanks = _brackets(plain)
+    if opened <= 0:
         return name
     # Only templates have their return type in the name; it ends at the last blank outside of brackets,
     # unless that is in "f() const::{lambda()#1}".
-    depth = begin = 0
-    for at, letter in enumerate(plain[:start]):
-        if letter in _OPENING:
-            depth += 1
-        elif letter in _CLOSING:
-            depth -= 1
-        elif letter == " " and not depth and not plain.startswith("const::", at + 1):
-            begin = at + 1
-    return text[begin:start] or name
+    begins = [at + 1 for at in blanks if at < opened and not plain.startswith("const::", at + 1)]
+    return text[begins[-1] if begins else 0 : opened] or name
 
 
-def _opening_of_last(text: str) -> int:
-    """The place of the bracket that the last letter, a `)`, closes; -1 if there is none."""
-    depth = 0
-    for at in range(len(text) - 1, -1, -1):
-        if text[at] in _CLOSING:
-            depth += 1
-        elif text[at] in _OPENING:
-            depth -= 1
-        if not depth:
-            return at if text[at] == "(" else -1
-    return -1
+def _brackets(text: str) -> tuple[int, list[int]]:
+    """The place of the bracket that the last letter, a `)`, closes, or -1 without one; and the places of
+    blanks outside of brackets.
+
+    Inside parentheses, `<` and `>` may compare, as in `enable_if<((8)>(0)), void>`: one that has no partner
+    before the parenthesis ends is no bracket.
+    """
+    open_at, blanks, closed = list[int](), list[int](), -1
+    for at, letter in enumerate(text):
+        if letter in _PARTNERS.values():
+            open_at.append(at)
+        elif letter in _PARTNERS:
+            if letter == ">":
+                closed = open_at.pop() if open_at and text[open_at[-1]] == "<" else -1
+                continue
+            while open_at and text[open_at[-1]] == "<":
+                open_at.pop()
+            closed = open_at.pop() if open_at and text[open_at[-1]] == _PARTNERS[letter] else -1
+        elif letter == " " and not open_at:
+            blanks.append(at)
+    return closed if text.endswith(")") else -1, blanks

@@ -27,6 +27,13 @@ from tracepipe.store.run import load_run
         ("void f<&A::operator< >(int)", "f<&A::operator< >"),
         ("run(int)::{lambda(int)#1}::operator()(int) const", "run(int)::{lambda(int)#1}::operator()"),
         ("f(int) [clone .kd]", "f"),
+        (
+            "std::enable_if<(((8)>(0)))&&a::b<c::D>::exists, void>::type a::k<c::D, 8>(c::D*, long)",
+            "a::k<c::D, 8>",
+        ),
+        ("X<((1)<(2)), int>::type a::k<(3)>(int)", "a::k<(3)>"),
+        ("void k<(decltype(a->b))0>(int)", "k<(decltype(a->b))0>"),
+        ("a > b(int)", "b"),
         ("nvjet_sm90_tst_64x8_TNT", "nvjet_sm90_tst_64x8_TNT"),
         ("", ""),
         ("(", "("),

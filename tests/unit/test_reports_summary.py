@@ -368,3 +368,27 @@ def test_groups_of_tracks_that_are_not_processes_are_not_listed(load: Load) -> N
     assert [row["pid"] for row in result.as_json()["processes"]] == [7, 10_000_007, 2_147_483_646]
     (note,) = (note for part in result.parts if "Not listed" in (note := getattr(part, "note", "")))
     assert note.endswith("Not listed: 1 group of another tool's tracks that is not a process.")
+
+
+def names_shown(names: list[str], width: int) -> list[str]:
+    """The first cells of a table with a name and a number in each row."""
+    table = Table("t", "", (Column("name", "name"), Column("n", "n", "count")), [(one, 1) for one in names])
+    _, *lines = report_lines([], Result("", [table]), width=width, colours=False, ascii_only=False)
+    return [line.rsplit(maxsplit=1)[0] for line in lines if line.endswith(" 1")]
+
+
+@pytest.mark.parametrize("width", [20, 24, 30, 40, 80])
+def test_names_that_differ_are_shown_apart_however_little_room_they_have(width: int) -> None:
+    start, end = "vectorized_elementwise_kernel<4, ", "Functor<float>, std::array<char*, 2ul> >"
+    names = [f"{start}{what}{end}" for what in ("add", "mul", "tanh", "a" * 40, "a" * 39 + "b")]
+    names += ["a::f<int>", "b::f<int>", "short"]
+    shown = names_shown(names, width)
+    assert len(set(shown)) == len(names)
+    assert shown[-3:] == ["a::f<int>", "b::f<int>", "short"]
+    assert all(len(one) <= width - 2 for one in shown)
+
+
+def test_of_names_that_are_alike_the_place_is_shown_where_they_differ() -> None:
+    start, end = "vectorized_elementwise_kernel<4, ", "Functor<float>, Array<char*, 2ul>>"
+    shown = names_shown([f"{start}{what}{end}" for what in ("add", "tanh")], 32)
+    assert [one.split("…")[1][:5] for one in shown] == ["addFu", "tanhF"]

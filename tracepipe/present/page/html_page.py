@@ -18,7 +18,7 @@ from tracepipe.event.model import LAYERS
 from tracepipe.libraries import jinja2
 from tracepipe.present.figures.panel import Panel
 from tracepipe.present.figures.picture import inline_svg
-from tracepipe.present.writing.rendering import cell, lacks, shown, titled
+from tracepipe.present.writing.rendering import cell, lacks, shown, titles_of
 from tracepipe.reports.report import Drawing, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.store.store import Facts
@@ -156,11 +156,13 @@ def _table(table: Table) -> dict[str, Any]:
     columns = [
         {"title": column.title, "kind": "number" if column.unit else "text"} for column in table.columns
     ]
+    texts = [at for at, column in enumerate(table.columns) if not column.unit]
+    titles = titles_of(cell(row[at], "") for row in table.rows for at in texts)
     rows = []
     group: Any = None
     for row in table.rows:
         cells = [
-            _cell(value, column.unit, kind["kind"])
+            _cell(value, column.unit, kind["kind"], titles)
             for value, column, kind in zip(row, table.columns, columns, strict=True)
         ]
         if table.grouped and row[0] == group:
@@ -175,11 +177,11 @@ def _table(table: Table) -> dict[str, Any]:
 _EXACT = {"ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
 
 
-def _cell(value: object, unit: str, kind: str) -> dict[str, str]:
+def _cell(value: object, unit: str, kind: str, titles: dict[str, str]) -> dict[str, str]:
     """A cell: its text, and the exact number of a rounded one or the whole name of a shortened one."""
     text = whole = cell(value, unit)
     if not unit:
-        text = titled(whole)
+        text = titles.get(whole, whole)
     exact = whole if text != whole else ""
     if unit in _EXACT and value is not None:
         exact = f"{value:,.0f} {_EXACT[unit]}"

@@ -5,7 +5,8 @@ recording lacks.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -194,10 +195,11 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     """
     shown_at = _shown_columns(table, width)
     columns = [table.columns[at] for at in shown_at]
-    rows = [
-        [_text(row[at], column, ascii_only, full_names) for at, column in zip(shown_at, columns, strict=True)]
-        for row in table.rows
+    of_columns = [
+        _texts([row[at] for row in table.rows], column, ascii_only, full_names)
+        for at, column in zip(shown_at, columns, strict=True)
     ]
+    rows = [list(row) for row in zip(*of_columns, strict=True)]
     if _is_prose(table):
         yield from (("", text) for (text,) in rows)
         return
@@ -215,8 +217,13 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
         # Titles of number columns then take several lines, one for each word.
         words = [[title] if of else title.split(" ") for title, of in zip(titles, is_text, strict=True)]
         sizes = [max(size, *map(_cells, of)) for of, size in zip(words, cells, strict=True)]
+    groups, bodies = [row[0] for row in rows], [_below(row) if table.grouped else row for row in rows]
     if not full_names:
         _narrow(sizes, is_text, free)
+        for at, size in enumerate(sizes):
+            if is_text[at]:
+                for row, text in zip(bodies, _elided_apart([row[at] for row in bodies], size), strict=True):
+                    row[at] = text
 
     def line(cells: list[str]) -> str:
         text = (" " * between).join(map(_placed, cells, sizes, is_text)).rstrip()
@@ -226,11 +233,11 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     for at in range(most):
         yield "dim", line([("" if at < most - len(of) else of[at - most + len(of)]) for of in words])
     group = None
-    for row in rows:
-        if table.grouped and row[0] != group:
-            group = row[0]
+    for row, own in zip(bodies, groups, strict=True):
+        if table.grouped and own != group:
+            group = own
             yield "", group if full_names else shown(_elided(group, width), ascii_only)
-        yield "", line(_below(row) if table.grouped else row)
+        yield "", line(row)
 
 
 def _below(row: list[str]) -> list[str]:
@@ -239,12 +246,20 @@ def _below(row: list[str]) -> list[str]:
     return [f"  {second}", *rest]
 
 
-def _text(value: object, column: Column, ascii_only: bool, full_names: bool) -> str:
-    """The text of a cell."""
-    text = cell(value, column.unit)
+def _texts(values: list[object], column: Column, ascii_only: bool, full_names: bool) -> list[str]:
+    """The texts of the cells of a column."""
+    texts = [cell(value, column.unit) for value in values]
     if column.unit:
-        return text.translate(_ASCII) if ascii_only else text
-    return shown(text if full_names else titled(text), ascii_only)
+        return [text.translate(_ASCII) for text in texts] if ascii_only else texts
+    titles = {} if full_names else titles_of(texts)
+    return [shown(titles.get(text, text), ascii_only) for text in texts]
+
+
+def titles_of(texts: Iterable[str]) -> dict[str, str]:
+    """Texts of a column as they are shown. Those that would have one title are shown as they are."""
+    titles = {text: titled(text) for text in dict.fromkeys(texts)}
+    many = Counter(titles.values())
+    return {text: title if many[title] == 1 else text for text, title in titles.items()}
 
 
 def titled(text: str) -> str:
@@ -271,6 +286,26 @@ def _cells(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
+
+
+def _elided_apart(texts: list[str], size: int) -> list[str]:
+    """Texts that fit `size` cells. Where several would be the same without their middles, each keeps the
+    place where it differs from the others.
+    """
+    short = {text: _elided(text, size) for text in dict.fromkeys(texts)}
+    alike: dict[str, list[str]] = {}
+    for text, its in short.items():
+        alike.setdefault(its, []).append(text)
+    for several in (of for of in alike.values() if len(of) > 1):
+        pairs = zip(min(several), max(several), strict=False)
+        differs_at = next((at for at, (a, b) in enumerate(pairs) if a != b), 0)
+        head = several[0][: min(size // 3, differs_at)]
+        for number, text in enumerate(several, 1):
+            its = f"{head}…{_elided(text[differs_at:].lstrip(), size - _cells(head) - 1)}"
+            if its in short.values() or _cells(its) > size:
+                its = f"{_elided(text, size - 1 - len(str(number)))}#{number}"
+            short[text] = its
+    return [short[text] for text in texts]
 
 
 def _placed(text: str, size: int, is_text: bool) -> str:
