@@ -274,3 +274,9 @@ def test_the_threads_with_the_longest_time_in_calls_are_listed(load: Load) -> No
         assert tids == list(range(70, 70 - listed, -1))
         (note,) = (note for note in result.notes if "threads that use CUDA" in note)
         assert note.startswith(f"{70 - listed} more") and note.endswith(others)
+
+
+def test_as_many_rows_as_an_option_can_ask_for_are_all(load: Load) -> None:
+    recording = load(kernel(2_000, 2_100, "a"), kernel(2_200, 2_300, "b"), kernel(2_400, 2_500, "c"))
+    of_all, most = (run(recording, Options(top=top)).as_json() for top in (0, 2**31 - 1))
+    assert of_all == most

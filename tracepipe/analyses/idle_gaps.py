@@ -157,7 +157,7 @@ def causes_of(run: Run, gaps: IdleGaps, doing: Spent, states: HostStates, top: i
     is left, it has a row too.
     """
     between, before, after = (f"filter (place = {where})" for where in WHERE)
-    shown = f"if({top} > 0 and {top} + 1 < causes, {top}, causes)"
+    shown = f"if({top} > 0 and {top} < causes - 1, {top}, causes)"
     rows = run.store.rows(
         f"""with sums as (
             select gpu, state, call, syscall, count(*) {between} as gaps,
