@@ -7,6 +7,7 @@ the same result.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from tracepipe.native import library
 # the drift of a second is some µs.
 _OFFSET_ROOM_NS: Final = 1 << 20
 _AS_READ: Final = tuple(name for name in WARP_COLUMNS if name not in ("entry_ns", "exit_ns"))
+_as_read = attrgetter(*_AS_READ)
 
 
 class WarpTimes:
@@ -63,7 +65,7 @@ class WarpTimes:
             clock=clock,
             entry_ns=entry,
             exit_ns=exits,
-            **{name: getattr(warps, name) for name in _AS_READ},
+            **dict(zip(_AS_READ, _as_read(warps), strict=True)),
         )
         if clock_map.method != Method.SAME:
             placed.bound_ns, placed.source_ns = bound_ns, warps.ts_ns + warps.entry_ns

@@ -145,8 +145,13 @@ def joined_optional(
 
 def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> Int64s | None:
     """Join a column of several batches, with `missing` where one lacks it; None where all lack it."""
+    columns = [getattr(one, name) for one in batches]
+    there = [column for column in columns if column is not None]
+    if len(there) in (0, len(columns)):  # as a rule
+        return np.concatenate(there) if there else None
     of = "exit_ns" if name in EACH_EXIT else "warp"
-    return joined_optional(((getattr(one, name), len(getattr(one, of))) for one in batches), missing)
+    sizes = (len(getattr(one, of)) for one in batches)
+    return joined_optional(zip(columns, sizes, strict=True), missing)
 
 
 def joined_warps(batches: Sequence[PlacedWarps], missing: Mapping[str, int]) -> PlacedWarps:
