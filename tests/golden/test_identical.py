@@ -196,6 +196,28 @@ def test_integers_beyond_64_bits_that_only_text_can_have(to: str) -> None:
         assert all(size in output for size in sizes)
 
 
+NESTED = [
+    {"a": {"b": {}, "é": [None, {"c": None, "n": -7}], "s": "x"}},
+    {"a": [[], [{}], 1.5]},
+    {"a": {"launch": 1}},
+]
+
+
+@pytest.mark.parametrize("to", CONVERTERS)
+def test_nested_arguments(to: str) -> None:
+    deep: list[Any] = [1]
+    for _ in range(11):
+        deep.append({"k": deep[-1]})
+    event = {"type": "userspace", "name": "f", "phase": "I", "pid": 5, "tid": 5}
+    records = [
+        event | {"ts_ns": hostile.START_NS + at, "args": args} for at, args in enumerate([*NESTED, *deep[1:]])
+    ]
+    twice = b'{"ts_ns":9,"type":"userspace","name":"f","phase":"I","args":{"a":{"k":1,"k":2}}}\n'
+    with recorded(lines_of(records) + twice) as path:
+        _, account = converted(path, to, ConversionOptions("tracepipe"), CORES)
+    assert account.counts["userspace"] == len(records) + 1
+
+
 @pytest.mark.parametrize("to", CONVERTERS)
 @pytest.mark.parametrize("chunk_bytes", [1 << 12, 1 << 20])
 def test_calls_too_deep_and_slices_that_no_track_takes(to: str, chunk_bytes: int) -> None:

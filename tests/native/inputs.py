@@ -69,11 +69,17 @@ def arguments(rng: Random) -> dict[str, Any]:
     """Arguments of an event, rarely more of them than the core takes."""
     count = rng.randrange(1, 40) if rng.random() < 0.05 else rng.randrange(1, 6)
     return {
-        f"{word(rng)}{at if rng.random() < 0.7 else ''}": (
-            [scalar(rng) for _ in range(rng.randrange(5))] if rng.random() < 0.2 else scalar(rng)
-        )
+        f"{word(rng)}{at if rng.random() < 0.7 else ''}": _value(rng, 12 if rng.random() < 0.1 else 2)
         for at in range(count)
     }
+
+
+def _value(rng: Random, depth: int) -> Any:
+    if not depth or rng.random() < 0.7:
+        return scalar(rng)
+    if rng.random() < 0.6:
+        return [_value(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {f"{word(rng)}{at}": _value(rng, depth - 1) for at in range(rng.randrange(4))}
 
 
 def event_line(rng: Random) -> bytes:

@@ -270,9 +270,12 @@ json_parts = st.one_of(
 scalars = st.sampled_from(
     ['"a"', '"\\n"', '"é"', "1", "-5", "1.5", "18446744073709551615", "true", "null", "[1,2]", "[]", "{}"]
 )
-near = st.lists(st.tuples(st.sampled_from(["a", "b", "cpu", "launch", "\\\\"]), scalars), max_size=3).map(
-    lambda pairs: "{" + ",".join(f'"{key}":{value}' for key, value in pairs) + "}"
+nested = st.sampled_from(
+    ['{"a":{"b":[{"c":1},null]},"é":"x"}', '{"a":1,"a":2}', "[[{}],[1.5]]", "[" * 10 + "]" * 10]
 )
+near = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "cpu", "launch", "\\\\"]), scalars | nested), max_size=3
+).map(lambda pairs: "{" + ",".join(f'"{key}":{value}' for key, value in pairs) + "}")
 
 
 @given(st.one_of(near, st.lists(json_parts, max_size=9).map(lambda parts: "{" + "".join(parts) + "}")))

@@ -68,28 +68,50 @@ const uint8_t *tp_wide(const uint8_t *at, const uint8_t *end, int depth)
     const uint8_t *after;
     if (at >= end)
         return 0;
-    if (*at != '[') {
+    if (*at != '[' && *at != '{') {
         after = tp_scalar(at, end);
         return after || (*at != '-' && (uint8_t)(*at - '0') >= 10) ? after : tp_real(at, end, &ignored);
     }
+    uint8_t closing = *at + 2; /* of [ and of { */
     if (depth == WIDE_DEPTH)
         return 0;
-    if (at + 1 < end && at[1] == ']')
+    if (at + 1 < end && at[1] == closing)
         return at + 2;
     do {
-        if (!(at = tp_wide(at + 1, end, depth + 1)) || at >= end)
+        at++;
+        if (closing == '}' && (!(at = tp_string(at, end)) || at >= end || *at++ != ':'))
+            return 0;
+        if (!(at = tp_wide(at, end, depth + 1)) || at >= end)
+            return 0;
+    } while (*at == ',');
+    return *at == closing ? at + 1 : 0;
+}
+
+static const uint8_t *object(const uint8_t *at, const uint8_t *end, int depth);
+
+/* A value of an object of the native grammar. */
+static const uint8_t *inner(const uint8_t *at, const uint8_t *end, int depth)
+{
+    if (at >= end || (*at != '[' && *at != '{'))
+        return tp_scalar(at, end);
+    if (depth == WIDE_DEPTH)
+        return 0;
+    if (at + 1 < end && at[1] == *at + 2) /* [] or {} */
+        return at + 2;
+    if (*at == '{')
+        return object(at, end, depth);
+    do {
+        if (!(at = inner(at + 1, end, depth + 1)) || at >= end)
             return 0;
     } while (*at == ',');
     return *at == ']' ? at + 1 : 0;
 }
 
-const uint8_t *tp_object(const uint8_t *at, const uint8_t *end)
+static const uint8_t *object(const uint8_t *at, const uint8_t *end, int depth)
 {
     const uint8_t *keys[KEYS_MAX];
     int64_t sizes[KEYS_MAX];
     int count = 0;
-    if (at >= end || *at != '{')
-        return 0;
     do {
         const uint8_t *key = at + 1, *after = tp_string(key, end);
         if (!after || after >= end || *after != ':' || count == KEYS_MAX)
@@ -99,10 +121,15 @@ const uint8_t *tp_object(const uint8_t *at, const uint8_t *end)
                 return 0;
         keys[count] = key;
         sizes[count++] = after - key;
-        if (!(at = tp_value(after + 1, end)) || at >= end)
+        if (!(at = inner(after + 1, end, depth + 1)) || at >= end)
             return 0;
     } while (*at == ',');
     return *at == '}' ? at + 1 : 0;
+}
+
+const uint8_t *tp_object(const uint8_t *at, const uint8_t *end)
+{
+    return at < end && *at == '{' ? object(at, end, -1) : 0;
 }
 
 /* The size of the object of the native grammar at the start of the text, bytes; 0 where there is none. */

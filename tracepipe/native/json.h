@@ -96,13 +96,13 @@ static inline const uint8_t *tp_value(const uint8_t *at, const uint8_t *end)
 /* A number with a fraction or an exponent, as Python reads it. */
 const uint8_t *tp_real(const uint8_t *at, const uint8_t *end, double *value);
 
-/* A scalar, a real number, or an array of these and of arrays, at most WIDE_DEPTH deep. Arrays may be empty.
- * */
+/* A scalar, a real number, or an array or an object of such values, at most WIDE_DEPTH deep. Arrays and
+ * objects may be empty. Keys of an object are not compared. */
 #define WIDE_DEPTH 8
 const uint8_t *tp_wide(const uint8_t *at, const uint8_t *end, int depth);
 
-/* A non-empty object of values with different keys, at most KEYS_MAX, as each key is compared with each
- * other. */
+/* A non-empty object of scalars, arrays and objects, at most WIDE_DEPTH deep. Each object has different keys,
+ * at most KEYS_MAX, as each key is compared with each other. */
 const uint8_t *tp_object(const uint8_t *at, const uint8_t *end);
 
 /* JSON with blanks, as other programs write it: finds where its parts end, and copies values as orjson writes

@@ -164,22 +164,33 @@ static int put_scalar(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uin
     return 0;
 }
 
-/* Appends the value of an annotation: a scalar, a real number, or an array of such values. */
+/* Appends the value of an annotation: a scalar, a real number, or an array or an object of such values. */
 static int put_wide(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8_t *end, int may_intern)
 {
     double real;
-    if (*at != '[') {
+    if (*at != '[' && *at != '{') {
         if ((*at != '-' && (uint8_t)(*at - '0') >= 10) || !tp_real(at, end, &real))
             return put_scalar(p, b, at, end, may_intern);
         return tp_append(b, "\x29", 1) || tp_append(b, &real, sizeof real) ? TP_NO_MEMORY : 0;
     }
-    if (at[1] == ']')
-        return tp_append(b, "\x32\x02[]", 4);
+    int is_object = *at == '{';
+    if (at[1] == *at + 2)
+        return tp_append(b, is_object ? "\x32\x02{}" : "\x32\x02[]", 4);
     for (const uint8_t *item = at + 1, *after; item < end; item = after + 1) {
-        after = tp_wide(item, end, 0);
         int64_t head = b->size;
-        if (tp_append(b, "\x62\0\0\0\0\0\0", 7))
+        if (tp_append(b, is_object ? "\x5a\0\0\0\0\0\0" : "\x62\0\0\0\0\0\0", 7))
             return TP_NO_MEMORY;
+        if (is_object) {
+            const uint8_t *key = item + 1;
+            item = tp_string(item, end) + 1;
+            int64_t key_size = item - key - 2;
+            if (tp_reserve(b, key_size + 12))
+                return TP_NO_MEMORY;
+            uint8_t *to = b->data + b->size;
+            *to++ = 0x52;
+            b->size = tp_bytes(to, key, key_size) - b->data;
+        }
+        after = tp_wide(item, end, 0);
         if (*item == 'n' ? tp_append(b, "\x32\x04null", 6) : put_wide(p, b, item, after, 0))
             return TP_NO_MEMORY;
         int64_t size = b->size - head - 7, prefix = 1 + tp_varint_size(size);
@@ -238,7 +249,7 @@ static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_
  * TP_NO_MEMORY. */
 TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
 {
-    int shadows = tp_shadows_wide(text, size);
+    int shadows = tp_shadows(text, size);
     return shadows < 0 ? NOT_NATIVE : make_args(p, number, text, size, shadows);
 }
 
@@ -400,7 +411,7 @@ static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reade
         return 0;
     int is_made = tp_strings_has(&p->args, args);
     int64_t size = is_made || !texts ? -1 : tp_reader_text(texts, 1, args, &text);
-    int shadows = is_made ? p->shadows[args] : size < 0 ? -1 : tp_shadows_wide(text, size);
+    int shadows = is_made ? p->shadows[args] : size < 0 ? -1 : tp_shadows(text, size);
     if (shadows < 0 || (shadows && (shadows & shown_of(p, d, g, at))))
         return 1;
     return is_made ? 0 : make_args(p, args, text, size, shadows);
@@ -683,7 +694,7 @@ static int read_args(tp_reader *texts, int32_t args, tp_switch_args *found)
         if (!after || after >= end || *after != ':')
             return -1;
         const uint8_t *value = after + 1;
-        if (!(at = tp_value(value, end)) || at >= end || (*at != ',' && *at != '}'))
+        if (!(at = tp_wide(value, end, 0)) || at >= end || (*at != ',' && *at != '}'))
             return -1;
         if (is_text(key, after, "\"by_tid\""))
             found->waker = id_of(value, at);

@@ -18,7 +18,7 @@ static int shadow_of(const uint8_t *key, size_t size)
     return 0;
 }
 
-static int shadows_of(const uint8_t *text, int64_t size, int is_wide)
+int tp_shadows(const uint8_t *text, int64_t size)
 {
     const uint8_t *at = text, *end = text + size;
     int shadows = 0;
@@ -29,19 +29,8 @@ static int shadows_of(const uint8_t *text, int64_t size, int is_wide)
         if (!after || after >= end || *after != ':')
             return -1;
         shadows |= shadow_of(key + 1, (size_t)(after - key - 2));
-        at = is_wide ? tp_wide(after + 1, end, 0) : tp_value(after + 1, end);
-        if (!at || at >= end)
+        if (!(at = tp_wide(after + 1, end, 0)) || at >= end)
             return -1;
     } while (*at == ',');
     return *at == '}' && at + 1 == end ? shadows : -1;
-}
-
-int tp_shadows(const uint8_t *text, int64_t size)
-{
-    return shadows_of(text, size, 0);
-}
-
-int tp_shadows_wide(const uint8_t *text, int64_t size)
-{
-    return shadows_of(text, size, 1);
 }

@@ -30,7 +30,7 @@ from tracepipe.event.model import (
     ThreadExit,
 )
 from tracepipe.event.shape import index_of
-from tracepipe.event.tables import Tables
+from tracepipe.event.tables import Tables, new_tables
 from tracepipe.event.warps import Warps, warps_of
 from tracepipe.units import agree, counted
 
@@ -241,7 +241,7 @@ class LineReader:
         """The good records of the batch, in the order of the file."""
         self.batch = SourceBatch(no_events())
         """The batch, which gets its events at its end."""
-        self.tables = Tables()
+        self.tables = new_tables()
         self.has_lines = False
         """Whether a line of the format was read."""
         self._said: set[str] = set()
