@@ -378,7 +378,7 @@ SHORT = [
         pytest.param(*short, marks=pytest.mark.slow)
         for short in (
             ("ulimit -v 300000", "convert large.jsonl -f text", "Not enough memory."),
-            ("ulimit -v 700000", f"report {F} -o x.html", "Not enough memory"),
+            ("ulimit -d 300000", f"report {F} -o x.html", "Not enough memory: reports need 400 MiB"),
             ("ulimit -d 100000", "convert large.jsonl -f text", "Not enough memory."),
         )
     ),
