@@ -18,12 +18,11 @@ __all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "requir
 _OPTIONAL = ("jinja2", "matplotlib", "scipy")
 _INSTALL = "pip install 'tracepipe[reports]'"
 
-# What scipy and matplotlib take before they have read anything: addresses (stacks of threads, most of
-# which are never used) and data. With a little less each of them ends the process.
-_NEEDED = (
-    (resource.RLIMIT_AS, "v", 1_200 << 20),
-    (resource.RLIMIT_DATA, "d", 400 << 20),
-)
+# What scipy and matplotlib, or DuckDB, take before they have read anything: addresses (stacks of threads,
+# most of which are never used) and data. With a little less each of them ends the process.
+_LIMITS = ((resource.RLIMIT_AS, "v"), (resource.RLIMIT_DATA, "d"))
+_REPORTS_MB = 1_200, 400
+_TABLES_MB = 1_000, 250
 
 
 class Library:
@@ -36,7 +35,7 @@ class Library:
     def __getattr__(self, attribute: str) -> object:
         if self._module is None:
             if self._name != "numpy":  # which says so itself
-                _check_room()
+                check_room("reports", _REPORTS_MB)
             try:
                 self._module = import_module(self._name)
             except ImportError as e:
@@ -64,17 +63,16 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _check_room() -> None:
+def check_room(who: str = "tables", needed_mb: tuple[int, int] = _TABLES_MB) -> None:
     """Raise TracepipeError where the libraries would abort the process, or wait forever, for want of memory.
 
-    Those in Fortran do that instead of raising MemoryError.
+    Those in Fortran, and DuckDB, do that instead of raising MemoryError. `needed_mb` are addresses and data.
     """
-    for limit, option, needed_bytes in _NEEDED:
-        allowed_bytes, _ = resource.getrlimit(limit)
-        if 0 <= allowed_bytes < needed_bytes:
-            needed = f"{needed_bytes >> 20} MiB"
+    for (limit, option), needed in zip(_LIMITS, needed_mb, strict=True):
+        allowed = resource.getrlimit(limit)[0] >> 20  # -1 without a limit
+        if 0 <= allowed < needed:
             raise TracepipeError(
-                f"Not enough memory: reports need {needed}, and the limit is {allowed_bytes >> 20} MiB.",
+                f"Not enough memory: {who} need {needed} MiB, and the limit is {allowed} MiB.",
                 f"Raise the limit of this shell: ulimit -{option} unlimited.",
             )
 

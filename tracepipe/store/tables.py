@@ -14,6 +14,7 @@ import numpy as np
 
 from tracepipe.errors import LibraryMissing, OutputError, TracepipeError
 from tracepipe.event.columns import Int32s, Ints
+from tracepipe.libraries import check_room
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.schema import FRAMES, FUNCTIONS, IS_CALL, LENGTHS, SPANS, TABLES
 
@@ -33,7 +34,10 @@ _RENUMBERED: Final = ("id", "parent", "depth", "top")
 
 
 def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any:
-    """A connection to a file of DuckDB, or to ":memory:". Raises LibraryMissing and OutputError."""
+    """A connection to a file of DuckDB, or to ":memory:". Raises LibraryMissing, OutputError, and
+    TracepipeError where there is too little room for it.
+    """
+    check_room()
     try:
         import duckdb
     except ImportError as e:
