@@ -10,6 +10,8 @@ from collections import Counter
 from typing import Any, Final, NamedTuple
 
 from tests.support.trace_processor import RealTraceProcessor
+from tracepipe.event.counters import COUNTERS, SUMMARY
+from tracepipe.event.origins import IDS_PER_HOST, MADE_UP
 from tracepipe.layout.tree import UNNAMED_PROCESS
 
 DELIBERATE: Final = {
@@ -19,6 +21,7 @@ DELIBERATE: Final = {
     "state slices when they end, so that their order in the file means nothing",
     "a slice without a length in one of the same time": "next to it, as a slice does not include its end",
     "values of a begin and its end that are an array and an object": "that of the end",
+    "begins and whole slices (X) of LegacyEvent in one another": "on overlap tracks, as ends are not known",
     "instants of a process or of all (`s`)": "on the thread that wrote them, with `s`",
     "events with ids (b, n, e)": "in the process that wrote them; `scope` distinguishes ids",
     "counters with an `id` that is a number": "one for each id",
@@ -31,11 +34,15 @@ DELIBERATE: Final = {
     "ids of processes and threads that are not those of a system": "the highest free numbers",
     "processes and threads without events": "not drawn",
     "escapes in names of JSON": "decoded",
+    "slices without a name": "`no name`",
+    "the unit of a counter": "part of its name",
+    "the idle task, and runs without an end": "not drawn",
+    "a thread's time and instructions": "counted, not drawn",
 }
 """What is drawn otherwise than by the trace processor, and how or why. docs/inputs.md has the same table."""
 
 _SLICES = """
-select s.id, s.ts, s.dur, s.name, s.depth, s.category, s.arg_set_id, t.name as track, th.tid,
+select s.id, s.ts, s.dur, s.name, s.depth, s.category, s.arg_set_id, t.name as track, t.type, th.tid,
   th.name as thread, coalesce(th.upid, pt.upid, extract_arg(t.dimension_arg_set_id, 'upid')) as upid
 from slice s join track t on t.id = s.track_id
 left join thread_track tt on tt.id = t.id left join thread th using (utid)
@@ -45,14 +52,15 @@ select c.ts, c.value, t.name, coalesce(ct.upid, th.upid) as upid
 from counter c join track t on t.id = c.track_id
 left join process_counter_track ct on ct.id = t.id
 left join thread_counter_track tt on tt.id = t.id left join thread th using (utid)"""
-_RUNS = "select ts, dur, cpu, tid, name from sched join thread using (utid) where tid > 0 and dur >= 0"
+_RUNS = "select ts, dur, cpu, tid from sched join thread using (utid) where tid > 0 and dur >= 0"
 # Ids of tracepipe's groups, and of further processes with a pid, are beyond those of Linux.
 _MADE_UP: Final = 1 << 22
-_NUMBERED = re.compile(r"(.*?) ?\(?(?:pid|tid) (\d+)(?: of machine \d+)?(?:, number \d+)?\)?")
+_NUMBERED = re.compile(r"(.*?) ?\(?(?:pid|tid) (\d+)(?:, number \d+)?\)?")
 _RANGES = re.compile(r"(?:.* / )?ranges(?:: (.*?))?(?: \(\d+\))?")
 _OF_CHROME = re.compile(r"(.*?)(?: (\d+))? / .*")
-_NO_NAMES: Final = ("[No name]", "no name", None)
+_NO_NAMES: Final = ("[No name]", "[empty slice name]", "no name", None)
 _OF_TRACEPIPE: Final = ("tracepipe", "summary")
+_SUMMARIES: Final = {counter.name for counter in COUNTERS if counter.category == SUMMARY}
 _MEMBERS: Final = ("bind_id", "flow_in", "flow_out")
 ARROW: Final = "arrow"
 """The name of flows. Instants of this name are ends of flows without a slice."""
@@ -117,18 +125,26 @@ def facts(trace: bytes) -> Facts:
         category, where = known.pop("cat", row["category"] or ""), place(row)
         if row["category"] in _OF_TRACEPIPE or row["name"] == ARROW:
             continue
+        if is_chrome and category == "scheduler":  # which has no other form for runs
+            if row["name"] == "running" and "unclosed" not in known:
+                named = _OF_CHROME.fullmatch(row["thread"])
+                tid = int(named[2]) if named and named[2] else None
+                runs.append({"ts": row["ts"], "dur": row["dur"], "cpu": known["cpu"], "tid": tid})
+            continue
         if ranges := _RANGES.fullmatch((row["thread"] if is_chrome else row["track"]) or ""):
             category, where = ranges[1] or "", Place()
-        where = Place() if where.tid is None else where
+        where = Place() if row["type"].startswith("legacy_async") else where
+        own = f"{row['thread']}".rpartition(" / ")[2] if is_chrome else row["track"]
         found[row["id"]] = Slice(
             where,
             row["ts"] + base_ns,
             row["dur"],
             "" if row["name"] in _NO_NAMES else row["name"],
             row["depth"],
-            "" if category == "events" else category,
+            "" if category in ("events", own) else category,
             tuple(sorted(known.items())),
         )
+    counters = [row for row in counters if row["name"].removesuffix(" value") not in _SUMMARIES]
     pairs = [(found.get(row["slice_out"]), found.get(row["slice_in"])) for row in flows]
     return Facts(
         Counter(found.values()),
@@ -144,8 +160,13 @@ def facts(trace: bytes) -> Facts:
 
 def _numbered(number: int | None, name: str | None) -> tuple[int | None, str | None]:
     """The number that a process or a thread had, where tracepipe gave it another one."""
-    found = _NUMBERED.fullmatch(name or "") if number is not None and number > _MADE_UP else None
-    return (int(found[2]), found[1] or None) if found else (number, name)
+    name = (name or "").partition(" on machine ")[0]
+    if number is None or number <= _MADE_UP:
+        return number, name or None
+    if number < MADE_UP:  # of a further machine
+        return number % IDS_PER_HOST, name or None
+    found = _NUMBERED.fullmatch(name)
+    return (int(found[2]), found[1] or None) if found else (number, name or None)
 
 
 def _args(tp: RealTraceProcessor) -> dict[int, dict[str, Any]]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.golden.both import converted
 from tests.golden.conserved import MORE
 from tests.golden.differential import ARROW, DELIBERATE, Facts, differences, facts
+from tests.support.perfetto_trace import BEGIN, CLEARED, COUNTER, END, INSTANT, NEEDS, TraceMade, pb
 
 Event = dict[str, Any]
 THREADS = [(1, 1), (1, 2), (2, 3)]
@@ -115,7 +116,7 @@ def test_begins_and_ends_of_one_time_are_in_the_order_of_the_file(data: st.DataO
     assert_same(as_json(data.draw(threads("B", st.sampled_from([0, 0, 1])))))
 
 
-IDS = st.sampled_from([1, "1", "0x1", 10, "a", "0xA", "10", -1])
+IDS = st.sampled_from([1, "1", "0x1", 10, "a", "0xA", "10"])
 
 
 @pytest.mark.slow
@@ -123,14 +124,12 @@ IDS = st.sampled_from([1, "1", "0x1", 10, "a", "0xA", "10", -1])
 @given(threads("BX"), st.data())
 def test_flows_of_json(events: list[Event], data: st.DataObject) -> None:
     slices = sorted((event for event in events if event["ph"] in "BX"), key=lambda event: event["ts"])
-    started = set[Any]()
+    started, is_bound = set[Any](), data.draw(st.booleans())
     for event in slices:
-        if data.draw(st.booleans()):
-            event |= data.draw(
-                st.sampled_from([{"flow_in": True}, {"flow_out": True}, {"flow_in": True, "flow_out": True}])
-            )
-            event["bind_id"] = data.draw(IDS)
-        for _ in range(data.draw(st.integers(0, 2))):
+        if is_bound and data.draw(st.booleans()):
+            ways = data.draw(st.sampled_from([("flow_in",), ("flow_out",), ("flow_in", "flow_out")]))
+            event |= {"bind_id": data.draw(IDS), **dict.fromkeys(ways, True)}
+        for _ in range(data.draw(st.integers(0, 0 if is_bound else 2))):
             phase, key = data.draw(st.sampled_from("stfn")), (data.draw(CATEGORIES), data.draw(IDS))
             at = round(event["ts"] * 1000) + (-1 if phase == "n" else 1)
             flow = {"ph": phase, "name": ARROW, "cat": key[0], "id": key[1], "ts": us(at)}
@@ -193,3 +192,177 @@ def test_counters_and_names_of_json(data: st.DataObject) -> None:
             {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": kind + data.draw(TITLES)}}
         )
     assert_same(as_json(data.draw(st.permutations(events))))
+
+
+def annotated(event: Any, args: dict[str, Any]) -> None:
+    """Add arguments to a TrackEvent."""
+
+    def fill(one: Any, value: Any) -> None:
+        if type(value) is dict:
+            for key, item in value.items():
+                fill(one.dict_entries.add(name=key), item)
+        elif type(value) is list:
+            for item in value:
+                fill(one.array_values.add(), item)
+        else:
+            kinds = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
+            setattr(one, kinds[type(value)], value)
+
+    for key, value in args.items():
+        fill(event.debug_annotations.add(name=key), value)
+
+
+@st.composite
+def perfetto_traces(draw: st.DrawFn) -> bytes:
+    """Tracks of threads, of processes, below both, and of neither; slices with names by number or in place,
+    instants, flows and counters.
+    """
+    made = TraceMade()
+    process = made.packet(sequence_flags=CLEARED).track_descriptor
+    process.uuid, process.process.pid = 10, 1
+    if draw(st.booleans()):
+        process.process.process_name = "program"
+    for uuid, (pid, tid) in enumerate(THREADS, 1):
+        made.thread(uuid, pid, tid, draw(st.sampled_from(["", "main", "io"])))
+    made.track(4, "below a thread", 1)
+    made.track(5, "of a process", 10)
+    made.track(6, "of neither")
+    made.track(7, "below", 6)
+    made.counter(8, "free", 10)
+    now, opened = 1000, dict[int, int]()
+    tracks = st.sampled_from(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+    for step in range(draw(st.integers(1, 10))):
+        now += draw(STEPS)
+        track, kind = draw(tracks), draw(st.sampled_from([BEGIN, BEGIN, END, INSTANT, COUNTER]))
+        if kind == END and not opened.get(track):
+            continue
+        if kind == COUNTER:
+            made.event(now, COUNTER, track_uuid=8, counter_value=draw(st.integers(-5, 1 << 50)))
+            continue
+        opened[track] = opened.get(track, 0) + {BEGIN: 1, END: -1}.get(kind, 0)
+        packet = made.event(now, kind, track_uuid=track)
+        event = packet.track_event
+        annotated(event, {f"{'end ' if kind == END else ''}{key}": one for key, one in draw(ARGS).items()})
+        if kind != END:
+            if draw(st.booleans()):
+                event.name, event.categories[:] = draw(NAMES), draw(st.sampled_from([[], ["c"], ["c", "d"]]))
+            else:
+                packet.sequence_flags = NEEDS
+                packet.interned_data.event_names.add(iid=step + 1, name=draw(NAMES))
+                event.name_iid = step + 1
+            event.flow_ids.extend(draw(st.lists(st.integers(1, 4), max_size=3, unique=True)))
+            if draw(st.integers(0, 3)) == 0:
+                event.terminating_flow_ids.append(draw(st.integers(5, 6)))
+    for track, count in opened.items():
+        for _ in range(count):
+            now += draw(STEPS)
+            made.event(now, END, track_uuid=track)
+    return made.bytes
+
+
+@pytest.mark.slow
+@examples
+@given(perfetto_traces())
+def test_tracks_of_perfetto_traces(trace: bytes) -> None:
+    assert_same(trace, "trace.pftrace")
+
+
+def legacy_trace(events: list[Event]) -> bytes:
+    """The events of JSON as LegacyEvents, of their threads or with their ids."""
+    made = TraceMade()
+    for event in events:
+        packet = made.packet(timestamp=round(event["ts"] * 1000))
+        track_event, legacy = packet.track_event, packet.track_event.legacy_event
+        legacy.phase = ord(event["ph"])
+        if "id" in event or "id2" in event:
+            legacy.unscoped_id = int(str(event.get("id") or event["id2"].popitem()[1]), 16)
+        legacy.pid_override, legacy.tid_override = event["pid"], event["tid"]
+        if "name" in event:
+            track_event.name = event["name"]
+        track_event.categories.extend(event["cat"].split(",") if "cat" in event else ())
+        if "dur" in event:
+            legacy.duration_us = round(event["dur"])
+        annotated(track_event, event.get("args", {}))
+    return made.bytes
+
+
+@pytest.mark.slow
+@examples
+@given(st.one_of(threads(kinds, st.sampled_from([1000, 2000, 12000])) for kinds in ("Bi", "Xi")))
+def test_legacy_events_of_perfetto_traces(events: list[Event]) -> None:
+    if events:
+        assert_same(legacy_trace(sorted(events, key=lambda event: event["ts"])), "trace.pftrace")
+
+
+COMMS = {0: "swapper", 7: "a", 8: "b", 9: "größe"}
+
+
+@pytest.mark.slow
+@examples
+@given(st.data())
+def test_switches_marks_and_names_of_perfetto_traces(data: st.DataObject) -> None:
+    made = TraceMade()
+    if data.draw(st.booleans()):
+        tree = made.packet().process_tree
+        tree.processes.add(pid=7, cmdline=["program"])
+        tree.threads.add(tid=8, tgid=7, name="b")
+    cpus, now = dict.fromkeys(range(data.draw(st.integers(1, 2))), 0), 1000
+    opened = dict.fromkeys(COMMS, 0)
+    for _ in range(data.draw(st.integers(1, 10))):
+        now += data.draw(STEPS)
+        cpu, tid = data.draw(st.sampled_from([*cpus])), data.draw(st.sampled_from([*COMMS]))
+        if tid in cpus.values() and tid:
+            tid = 0
+        event = made.packet().ftrace_events
+        event.cpu = cpu
+        event = event.event.add(timestamp=now, pid=cpus[cpu])
+        if data.draw(st.booleans()) or not cpus[cpu]:
+            state = data.draw(st.sampled_from([0, 1, 2]))
+            switch = {
+                "prev_comm": COMMS[cpus[cpu]],
+                "prev_pid": cpus[cpu],
+                "prev_prio": 120,
+                "prev_state": state,
+            }
+            event.sched_switch.MergeFrom(
+                pb.SchedSwitchFtraceEvent(**switch, next_comm=COMMS[tid], next_pid=tid, next_prio=120)
+            )
+            cpus[cpu] = tid
+        else:
+            own = cpus[cpu]
+            mark = data.draw(
+                st.sampled_from(["B|7|step", "E|7", "I|7|now", "C|7|count|5", "B|7|", "C|7|no|x"])
+            )
+            if mark == "E|7" and not opened[own]:
+                continue
+            opened[own] += {"B": 1, "E": -1}.get(mark[0], 0)
+            event.print.buf = mark + data.draw(st.sampled_from(["", "\n"]))
+    for tid, count in opened.items():
+        for _ in range(count):
+            now += 3
+            bundle = made.packet().ftrace_events
+            bundle.cpu = 0
+            bundle.event.add(timestamp=now, pid=tid).print.buf = "E|7"
+    assert_same(made.bytes, "trace.pftrace")
+
+
+@pytest.mark.slow
+@examples
+@given(st.data())
+def test_machines_and_lives_of_perfetto_traces(data: st.DataObject) -> None:
+    made = TraceMade()
+    for uuid in range(1, data.draw(st.integers(2, 5))):
+        machine, life = data.draw(st.sampled_from([{}, {"machine_id": 1001}])), data.draw(st.integers(1, 2))
+        machine_and_life = f"{machine.get('machine_id', '')}.{life}"
+        for of, name in ((100, "process"), (0, "thread")):
+            descriptor = made.packet(**machine).track_descriptor
+            descriptor.uuid = (of or uuid * 10) + life
+            if of:
+                descriptor.process.pid, descriptor.process.process_name = 5, f"{name} {machine_and_life}"
+            else:
+                descriptor.thread.pid, descriptor.thread.tid = 5, 5 + uuid
+                descriptor.thread.thread_name = f"{name} {machine_and_life}.{uuid}"
+        for at, kind in ((uuid * 100, BEGIN), (uuid * 100 + 50, END)):
+            packet = made.event(at, kind, "work", track_uuid=uuid * 10 + life)
+            packet.MergeFrom(pb.TracePacket(**machine))
+    assert_same(made.bytes, "trace.pftrace")

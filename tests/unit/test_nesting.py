@@ -162,6 +162,12 @@ def test_a_flow_is_of_the_slice_that_begins_at_its_time_or_an_instant() -> None:
         (BEGIN, other, 7, 3),
         (INSTANT, other, 8, 4),
     ]
+    # Several flows without a slice have one instant, if they have the same name.
+    bench.add(other, *(("s", 9, {"launch": launch}) for launch in (7, 8)), ("s", 9, {"launch": 9, "name": G}))
+    assert events_with_flows(bench.taken(), bench.nesting) == [
+        (INSTANT, other, 9, -7, -8),
+        (INSTANT, other, 9, -9),
+    ]
     bench.add(other, ("f", 7, {"launch": 9}))
     assert events_with_flows(bench.taken(), bench.nesting) == [(INSTANT, other, 7, 9)]
 

@@ -218,7 +218,7 @@ class Row:
     slices that enclose that begin, outermost first, with their ids. `above` are the rows of calls that may
     have caused what begins here, the nearer first. `starts_flows` is where a flow may start: at all open
     slices, those of ioctl, or none (0). `begun` is the place of the last begin among the operations not yet
-    taken, if it is there.
+    taken, if it is there, and `met` that of the last instant that is the end of a flow.
     """
 
     base: int = NO_ROW
@@ -232,6 +232,7 @@ class Row:
     above: tuple[int, int] = (NO_ROW, NO_ROW)
     starts_flows: int = 0
     begun: int = NONE
+    met: int = NONE
 
     def unfinished(self, ts_ns: int) -> int:
         """The number of X slices that end after that time. All are kept until another slice begins here: a
@@ -393,7 +394,9 @@ class Nesting:
                     self._end(on, ts_ns, dur_ns if has_dur else None, name, event)
                 continue
             if phase in FLOW_PHASES:
-                self._flow_end(on, ts_ns, name, event, launch, starts=phase == "s")
+                number = launch & FLOW_LIMIT | _OF_EVENTS
+                flow = -number if phase == "s" else number
+                self._flow_end(on, ts_ns, name, event, flow, has_args=int(events.args[event]) != NONE)
                 continue
             asked = self._caller(row) if takes_flow else 0
             launched = 0
@@ -498,17 +501,22 @@ class Nesting:
             self._rows[at].ends.append((end_ns, NONE))
         return at
 
-    def _flow_end(self, on: int, ts_ns: int, name: int, event: int, flow_id: int, *, starts: bool) -> None:
-        """Give an end of a flow to the slice that begins at that time, or else make an instant of it."""
-        number = flow_id & FLOW_LIMIT | _OF_EVENTS
-        number = -number if starts else number
+    def _flow_end(self, on: int, ts_ns: int, name: int, event: int, number: int, *, has_args: bool) -> None:
+        """Give an end of a flow to the slice that begins at that time, or else make an instant of it. If it
+        has no arguments, that may be the instant of the end before, if that has the same name.
+        """
         for at in (on, *self._rows[on].overlap_rows):
             place = self._rows[at].begun
             if not 0 <= place < len(self._ops):
                 continue
             if self._ops[place][:3] == (BEGIN, at, ts_ns) and self._add_flow(place, number):
                 return
-        around = self._rows[on].around(ts_ns)
+        row = self._rows[on]
+        if not has_args and 0 <= row.met < len(self._ops):
+            *op, flow, _, _, _ = self._ops[row.met]
+            if flow and op[:4] == [INSTANT, on, ts_ns, name] and self._add_flow(row.met, number):
+                return
+        row.met, around = len(self._ops), row.around(ts_ns)
         self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, number, 0, NONE, around))
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
@@ -686,7 +694,8 @@ class NativeNesting:
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, stop - start))
         bound = None if events.bound_ns is None else events.bound_ns.ctypes.data
         columns = (events.ts_ns, events.dur_ns, events.launch)
-        given = Events(*(column.ctypes.data for column in columns), bound, events.shape.ctypes.data)
+        more = (column.ctypes.data for column in (events.shape, events.args))
+        given = Events(*(column.ctypes.data for column in columns), bound, *more)
         starts = Starts(*(() if warps is None else (one.ctypes.data for one in warps.columns())))
         batches = 0 if warps is None else len(warps.place)
         refs = ctypes.byref(given), ctypes.byref(shapes), ctypes.byref(starts)

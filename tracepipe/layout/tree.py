@@ -122,7 +122,7 @@ class Tree:
 
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
         """The group of a thread, inside that of its process."""
-        process = self.process(pid, comm)
+        process = self.process(pid, comm if tid in (pid, None) else "")
         name = comm or (self._origins.plain(process.name, pid) if pid else UNNAMED_THREAD)
         if tid is None:
             name = "thread (tid not recorded)"

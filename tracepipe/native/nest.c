@@ -30,6 +30,7 @@ typedef struct {
     tp_around *ends;
     int64_t open_count, open_room, ends_count, ends_room;
     int64_t begun; /* the place of the last begin among the operations not yet taken, if it is there */
+    int64_t met;   /* the same of the last instant that is the end of a flow */
     int32_t base, next, overlap_count; /* the row whose overlaps it takes, and its next overlap row */
     int32_t above[2];                 /* rows of calls that may have caused what begins here */
     uint8_t starts_flows, on_stream;         /* at which of its open slices a flow may start */
@@ -55,7 +56,8 @@ static int64_t tp_rows_add(tp_rows *r, int32_t base)
 {
     if (r->count >= INT32_MAX || TP_GROW(r->rows, r->room, r->count))
         return TP_NO_MEMORY;
-    r->rows[r->count] = (tp_row){.last = INT64_MIN, .base = base, .next = NO_ROW, .above = {NO_ROW, NO_ROW}};
+    r->rows[r->count] = (tp_row){
+        .last = INT64_MIN, .met = -1, .base = base, .next = NO_ROW, .above = {NO_ROW, NO_ROW}};
     return r->count++;
 }
 
@@ -285,7 +287,7 @@ typedef struct {
 
 typedef struct {
     const int64_t *ts, *dur, *launch, *bound;
-    const int32_t *shape;
+    const int32_t *shape, *args;
 } tp_events;
 
 /* By the number of a shape. */
@@ -541,8 +543,10 @@ static int64_t caller(tp_nest *n, const tp_row *row)
     return 0;
 }
 
-/* Gives an end of a flow to the slice that begins at that time, or else makes an instant of it. */
-static void flow_end(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t number, int starts)
+/* Gives an end of a flow to the slice that begins at that time, or else makes an instant of it. If it has no
+ * arguments, that may be the instant of the end before, if that has the same name. */
+static void flow_end(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t number, int starts,
+                     int has_args)
 {
     int64_t flow = (number & (OF_EVENTS - 1)) | OF_EVENTS;
     flow = starts ? -flow : flow;
@@ -553,9 +557,14 @@ static void flow_end(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
             continue;
         return;
     }
-    int64_t at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
+    tp_row *r = &n->rows.rows[on];
+    int64_t at = r->met;
+    if (!has_args && at >= 0 && at < n->op_count && n->ops.kind[at] == OP_INSTANT && n->ops.row[at] == on &&
+        n->ops.ts[at] == ts && n->ops.name[at] == name && n->ops.flow[at] && add_flow(n, at, flow))
+        return;
+    at = r->met = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
     n->ops.flow[at] = flow;
-    n->ops.parent[at] = tp_row_around(&n->rows.rows[on], ts);
+    n->ops.parent[at] = tp_row_around(r, ts);
 }
 
 /* The most operations that this many events may make. */
@@ -581,7 +590,7 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
         return end(n, on, ts, dur, name, event) < 0 ? TP_NO_MEMORY : 0;
     }
     if (phase == 's' || phase == 't' || phase == 'f') {
-        flow_end(n, on, ts, name, event, e->launch[i], phase == 's');
+        flow_end(n, on, ts, name, event, e->launch[i], phase == 's', e->args[i] >= 0);
         return 0;
     }
     if (s->takes_flow[shape])

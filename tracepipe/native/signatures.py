@@ -19,7 +19,7 @@ Batches = _pointers(
     "exit_count",
 )  # fmt: skip
 Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "slice_id", "parent")
-Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
+Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape", "args")
 Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "takes_flow", "has_launch")
 SortedColumns = _pointers("SortedColumns", "ts", "rank", "dur", "number", "second_end", "first_end", "first")
