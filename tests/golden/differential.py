@@ -59,7 +59,7 @@ _NUMBERED = re.compile(r"(.*?) ?\(?(?:pid|tid) (\d+)(?:, number \d+)?\)?")
 _RANGES = re.compile(r"(?:.* / )?ranges(?:: (.*?))?(?: \(\d+\))?")
 _OF_CHROME = re.compile(r"(.*?)(?: (\d+))? / .*")
 _NO_NAMES: Final = ("[No name]", "[empty slice name]", "no name", None)
-_OF_TRACEPIPE: Final = ("tracepipe", "summary")
+_OF_TRACEPIPE: Final = {"tracepipe", "summary"}
 _SUMMARIES: Final = {counter.name for counter in COUNTERS if counter.category == SUMMARY}
 _MEMBERS: Final = ("bind_id", "flow_in", "flow_out")
 ARROW: Final = "arrow"
@@ -123,7 +123,7 @@ def facts(trace: bytes) -> Facts:
     for row in slices:
         known = {key: value for key, value in args.get(row["arg_set_id"], {}).items() if key not in _MEMBERS}
         category, where = known.pop("cat", row["category"] or ""), place(row)
-        if row["category"] in _OF_TRACEPIPE or row["name"] == ARROW:
+        if {row["category"], category} & _OF_TRACEPIPE or row["name"] == ARROW:
             continue
         if is_chrome and category == "scheduler":  # which has no other form for runs
             if row["name"] == "running" and "unclosed" not in known:

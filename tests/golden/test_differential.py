@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden.both import converted
+from tests.golden.cases import FIXTURES, Case
 from tests.golden.conserved import MORE
 from tests.golden.differential import ARROW, DELIBERATE, Facts, differences, facts
 from tests.support.perfetto_trace import BEGIN, CLEARED, COUNTER, END, INSTANT, NEEDS, TraceMade, pb
@@ -366,3 +367,22 @@ def test_machines_and_lives_of_perfetto_traces(data: st.DataObject) -> None:
             packet = made.event(at, kind, "work", track_uuid=uuid * 10 + life)
             packet.MergeFrom(pb.TracePacket(**machine))
     assert_same(made.bytes, "trace.pftrace")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "capture-standin", "chrome-forms", "kineto-mi250", "perfetto-sched", "perfetto-tracks", "viztracer",
+        "wprof", "xplane-mi300",
+    ],
+)  # fmt: skip
+def test_a_trace_of_tracepipe_is_itself_again(name: str, tmp_path: Path) -> None:
+    traces = [converted(Case(FIXTURES / name).input, "perfetto")[0]]
+    for at in range(2):
+        path = tmp_path / f"{at}.pftrace"
+        path.write_bytes(traces[-1])
+        traces.append(converted(path, "perfetto")[0])
+    first, *again = map(facts, traces)
+    assert [differences(first, one) for one in again] == [[], []]
+    assert len(traces[2]) == len(traces[1])

@@ -61,6 +61,10 @@ class Ids:
         """The id that has a number."""
         return self._names.get(number, str(number)) if number is not None else ""
 
+    def stay_below(self, number: int) -> None:
+        """Use only lower numbers from now on, as the higher ones are in use."""
+        self._next = min(self._next, number - 1)
+
     def named(self) -> Iterator[tuple[tuple[int, int | None], str]]:
         """The processes and threads that got such numbers, with their names."""
         for process, thread in self._used:

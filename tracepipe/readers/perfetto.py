@@ -456,7 +456,8 @@ class _Trace:
         self._tracks.state(header)
         if clock != "trace":
             header.start = cast(HostInstant, self._clocks.starts[host])
-        return Recording(header, self._batches(), self._sorted.tables)
+        states_itself = self._tracks.is_own
+        return Recording(header, self._batches(), self._sorted.tables, states_itself=states_itself)
 
     def _say(self, message: str) -> None:
         self._problems.add(Problem(0, "", message))

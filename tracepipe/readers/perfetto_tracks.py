@@ -45,8 +45,17 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from tracepipe.event.counters import COUNTERS, SUMMARY
-from tracepipe.event.model import INDEX_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
-from tracepipe.event.origins import IDS_PER_HOST, id_on
+from tracepipe.event.model import (
+    ID_LIMIT,
+    INDEX_LIMIT,
+    RANGE_LIMIT,
+    TIME_LIMIT_NS,
+    Header,
+    Problem,
+    Record,
+    cut_text,
+)
+from tracepipe.event.origins import IDS_PER_HOST, MADE_UP, id_on
 from tracepipe.event.tables import LongNames
 from tracepipe.readers.ids import Ids, flow_number
 from tracepipe.readers.perfetto_lives import TRACK, TREE_PROCESS, TREE_THREAD, Lives, Noted, Process, Thread
@@ -60,6 +69,7 @@ _SUMMARIES = [counter for counter in COUNTERS if counter.category == SUMMARY]
 _SUMMARIES_OF_GPUS: Final = {one.name for one in _SUMMARIES if one.owner == "gpu"}
 _SUMMARIES_OF_PROCESSES: Final = {(one.name, one.unit) for one in _SUMMARIES if one.owner == "process"}
 _SM = re.compile(r"SM \d{1,18}")
+_RANGES = re.compile(r"ranges(?:: (.+?))?(?: \((\d{1,9})\))?")
 _COPY = re.compile(r"[HDAP]to[HDAP]|memset|set|default")
 # This is added to the numbers of streams for their overlap tracks.
 _OVERLAPS_APART: Final = 1_000_000
@@ -201,12 +211,18 @@ class Place(NamedTuple):
     layer: str
     counter: str = ""
     stream: Stream | None = None
+    range: tuple[str, int] | None = None
+    """The domain and the number of the ranges of a process."""
 
     @property
     def fields(self) -> dict[str, Any]:
         """The place as fields of a record."""
         if self.stream is not None:
             return {"type": "gpu_kernel", "gpu": self.stream.gpu, "stream": self.stream.number}
+        if self.range is not None:
+            domain, number = self.range
+            of_domain = {"domain": domain} if domain else {}
+            return {"type": "annotation", "pid": self.pid, **of_domain, "range": number}
         thread = {} if self.tid is None else {"tid": self.tid}
         return {"type": "hook", "pid": self.pid, **thread, "layer": self.layer}
 
@@ -260,7 +276,7 @@ class Tracks:
     _mains: dict[int, str] = field(default_factory=dict)
     _parts: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     """By track: when its parts begin, and their tracks."""
-    _is_own: bool = False
+    is_own: bool = False
     """Whether tracepipe wrote the trace."""
 
     # Taking ---------------------------------------------------------------------------------------------
@@ -553,7 +569,12 @@ class Tracks:
             top, second = self._of(chain[-1]), self._of(chain[max(0, len(chain) - 2)])
             return top.name, second.rank if top.is_ordered else 0, second.name
 
-        self._is_own = any(self._path(self._chain(uuid)) == OWN for uuid in self.used)
+        # A trace of tracepipe has such numbers already.
+        ids = (id for of in self._all.values() for id in (of.pid, of.tid))
+        self._ids.stay_below(
+            min((id for id in ids if type(id) is int and id > MADE_UP), default=ID_LIMIT + 1)
+        )
+        self.is_own = any(self._names_of(self._chain(uuid)) == OWN for uuid in self.used)
         known = self._all.keys() | self._globals.keys() | {GLOBAL}
         self.unknown = sum(uuid not in known for uuid in self.used)
         # A number that is given later is lower, and comes before the others.
@@ -660,9 +681,18 @@ class Tracks:
         """The names of tracks without a process from the top down; empty for those with a process."""
         return () if self._of(chain[-1]).pid is not None else tuple(self._of(one).name for one in chain[::-1])
 
+    def _names_of(self, chain: list[int]) -> tuple[str, ...]:
+        """The same, and for a group that is shown as a process, as of a trace that was converted again, the
+        names of the process and the thread.
+        """
+        root = self._of(chain[-1])
+        if type(root.pid) is int and root.pid > MADE_UP and root.tid is not None:
+            return self._processes.get(root.pid, ""), root.name
+        return self._path(chain)
+
     def _stream_of(self, uuid: int) -> Stream | None:
         """The stream of a track, in a trace that tracepipe wrote."""
-        if not self._is_own:
+        if not self.is_own:
             return None
         counter = self._of(uuid).counter
         if counter is not None and is_summary_counter(self._of(uuid).name, counter.unit):
@@ -728,6 +758,10 @@ class Tracks:
         return number
 
     def _place_of(self, uuid: int, chain: list[int]) -> Place:
+        root, found = self._of(chain[-1]), _RANGES.fullmatch(self._name(uuid)) if self.is_own else None
+        if found and len(chain) == 2 and root.pid is not None and root.tid is None:
+            pid, number = self._ids.thread({"pid": root.pid}, {})["pid"], int(found[2] or 1) - 1
+            return Place(pid, None, "annotation", range=(found[1] or "", max(0, min(number, RANGE_LIMIT))))
         pid, tid, names = self._thread_of(uuid, chain)
         name = self.long_names.cut(" / ".join(names)) or EVENTS
         counter = self._of(uuid).counter

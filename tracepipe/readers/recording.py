@@ -146,6 +146,8 @@ class Recording:
     tables: Tables
     undeclared: bytes = b""
     """Bytes of an input that has times on a clock which the header does not name; b"" if there is none."""
+    states_itself: bool = False
+    """Whether its events state where it comes from, as in a trace that tracepipe wrote."""
 
 
 _DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})

@@ -129,7 +129,9 @@ def _draw(inputs: Inputs, output: OutputFormat, options: ConversionOptions, out:
     info = _trace_info(inputs, [first[0] for first in firsts if first is not None], options.compress)
     writer = output.open(out, info)
     start_ns = layout.end_ns = info.start["trace_ns"]
-    for part in inputs.parts:
+    # What a trace of tracepipe states of itself is among its events.
+    states_itself = len(inputs.parts) == 1 and inputs.parts[0].opened.recording.states_itself
+    for part in () if states_itself else inputs.parts:
         record = part.opened.recording.header.to_record()
         about: dict[str, Any] = {"source_format": part.opened.source}
         about |= {key: record[key] for key in _SAID if key in record}
@@ -164,7 +166,7 @@ def _draw(inputs: Inputs, output: OutputFormat, options: ConversionOptions, out:
         footer = part.reading.footer
         if footer.ended_by:
             writer.write(layout.say("capture ended", layout.end_ns, {"ended_by": footer.ended_by} | file))
-        for stated in of.clocks:
+        for stated in () if states_itself else of.clocks:
             writer.write(layout.say(f"clock {stated['clock']}", start_ns, stated | file))
         for clock, count in of.unplaced.items():
             args = {"clock": clock, "events": count, "reason": "no clock pairs"} | file
