@@ -150,6 +150,59 @@ def test_what_bounds_a_launch(waits: list[dict[str, Any]], bound_ns: int | None,
         assert abs(found.place(500_100) - (1_000 + bound_ns)) <= 3  # type: ignore[arg-type]
 
 
+def of_any(start_ns: int, gpu: int = 0) -> dict[str, Any]:
+    return {key: of for key, of in kernel(start_ns, 50, 1, gpu).items() if key not in ("pid", "launch")}
+
+
+WAIT = call("cuCtxSynchronize", 2_100, 3_000)
+BEGUN = call("cuLaunchKernel", 4_000, 0, launch=2)[0]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        pytest.param([*LAUNCHED[:2], *WAIT, BEGUN, of_any(500_100)], id="a launch did not return"),
+        pytest.param(
+            [*LAUNCHED[:2], *WAIT, BEGUN | {"tid": 8}, of_any(500_100)], id="nor did one of a thread alone"
+        ),
+        pytest.param([*LAUNCHED[:2], *WAIT, of_any(500_100), of_any(9, gpu=1)], id="any work of two GPUs"),
+        pytest.param([*LAUNCHED, *WAIT, of_any(9, gpu=1)], id="any work of another GPU"),
+        pytest.param(
+            [
+                *call("cuLaunchKernel", 1_000, 2_000, launch=5),
+                *WAIT,
+                kernel(9, 1, 2, gpu=1),
+                *(kernel(500_100, 50, launch) for launch in range(5, 99)),
+            ],
+            id="work of another GPU that is noted no more",
+        ),
+        pytest.param(
+            [*({**one, "clock": "boottime"} for one in LAUNCHED[:2] + WAIT), LAUNCHED[2]],
+            id="calls on another clock",
+        ),
+    ],
+)
+def test_a_call_proves_nothing_about_work_that_it_may_not_have_waited_for(
+    records: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(causality, "_NOTED_MAX", 8)
+    header = HEADER | {"clocks": ["monotonic", "boottime", GPU, "globaltimer:1"]}
+    assert map_of(written(tmp_path / "run.jsonl", records, header)) is None
+
+
+def test_a_kernel_that_began_long_before_it_was_waited_for_bounds_others_with_the_drift(
+    tmp_path: Path,
+) -> None:
+    hour_ns, slower = 3_600 * S, 90e-6
+    records = call("cuLaunchKernel", S, S + 1, launch=1) + call("cuLaunchKernel", S, S + 1, launch=2, tid=8)
+    # Both begin at once; the host's clock advances further than the GPU's until the first has ended.
+    records += [kernel(0, hour_ns, 1), kernel(0, 5, 2)]
+    records += call("cuCtxSynchronize", S + 2, S + round(hour_ns * (1 - slower)))
+    found = map_of(written(tmp_path / "run.jsonl", records))
+    assert found is not None
+    assert abs(found.place(0) - S) <= found.bound_at(0)  # type: ignore[arg-type]
+
+
 def test_only_clocks_of_gpus_are_placed_by_launches(tmp_path: Path) -> None:
     of_machine = {"type": "hook", "name": "f", "phase": "X", "dur_ns": 5, "clock": "machine 2", "ts_ns": 9}
     header = HEADER | {"clocks": ["monotonic", GPU, "machine 2"]}
@@ -230,9 +283,17 @@ def test_the_text_of_kernelretsnoop_is_placed_by_the_launches_of_another_file(
     inputs = [gpu, host] if is_first else [host, gpu]
     text, said = shown(inputs)
     assert f"{149_550:16}             thread exit occurrence=0 thread=[0,0,0]" in text
-    assert any(line.endswith("within 149550 ns") and "the launches of host.jsonl" in line for line in said)
+    assert any(line.endswith("within 149551 ns") and "the launches of host.jsonl" in line for line in said)
     text, said = shown(inputs, assume_offset={GPU: -(10**18) + 1_150_000})
     assert f"{150_000:16}             thread exit" in text
+    also = tmp_path / "also.txt"
+    also.write_text("Thread (2, 0, 0) timestamp: 1000000000000001000\n")
+    text, _ = shown([*inputs, also])
+    assert f"{149_500:16}             thread exit occurrence=0 thread=[0,0,0]" in text
+    assert f"{150_500:16}             thread exit occurrence=0 thread=[2,0,0]" in text
+    also.write_text("Thread (2, 0, 0) timestamp: 5\n")
+    with pytest.raises(ClockError, match=r"snoop\.txt and also\.txt|also\.txt and snoop\.txt"):
+        shown([*inputs, also])
     gpu.write_text(f"Thread (0, 0, 0) timestamp: 5\nThread (1, 0, 0) timestamp: {S}\n")
     with pytest.raises(ClockError, match=r"cannot be placed by the launches of host\.jsonl"):
         shown(inputs)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.clocks.causality import LaunchSpan, is_of_gpu
+from tracepipe.clocks.causality import LaunchSpan, drift_ns_in, is_of_gpu
 from tracepipe.clocks.common_events import Agreement, CommonEvents, agreement
 from tracepipe.clocks.maps import CRYSTAL_PPM, SNAPSHOT_NS, WANDER_PPM, ClockMap, Method, Pairs, fit, most
 from tracepipe.clocks.stamp import Clocks
@@ -166,9 +166,12 @@ def anchors(sources: Sequence[Source], by_hand: Mapping[int, int]) -> list[Ancho
     """
     first = reference(sources)
     base = sources[first]
+    used = {clock for source in sources for clock in (source.clock, *source.header.declared_clocks)}
+    if sum(map(is_of_gpu, used)) > 1:
+        base = replace(base, launched=None)  # it is not known for which GPU a call waited
     placed = {first: Anchor(0, 0, "its clock is the common one")}
     found = {
-        at: _anchor(source, base) or _of_one_archive(source, base)
+        at: _anchor(source, base, sources) or _of_one_archive(source, base)
         for at, source in enumerate(sources)
         if at != first
     }
@@ -234,7 +237,7 @@ def _by_others(source: Source, other: Source, placed: Anchor, anchor: Anchor | N
     return replace(by_both, bound_ns=bound_ns, how=how)
 
 
-def _anchor(source: Source, base: Source) -> Anchor | None:
+def _anchor(source: Source, base: Source, sources: Sequence[Source]) -> Anchor | None:
     one_host = is_one_host(source, base)
     own = None if source.clocks is None else source.clocks.get(source.clock)
     if own is not None and own.method == Method.ASSUMED:
@@ -244,7 +247,7 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
         # By the other recording's clock pairs near its begin.
         pairs = base.clocks.get(source.clock)
         if pairs is None or pairs.method not in (Method.FIT, Method.LAUNCHES):
-            return _by_launches(source, base)
+            return _by_launches([source, *(one for one in sources if one.clock == source.clock)], base)
         away_ns = max(int(pairs.source_ns[0]) - source.first_ns, source.first_ns - int(pairs.source_ns[-1]))
         if away_ns > _NEAR_NS:
             return None
@@ -256,20 +259,23 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
     return _by_realtime(source, base, one_host=one_host)
 
 
-def _by_launches(source: Source, base: Source) -> Anchor | None:
-    """The anchor of a GPU's times by the calls of another recording that launched its work, and waited for
-    it. Raises ClockError if that is not possible.
+def _by_launches(on_clock: Sequence[Source], base: Source) -> Anchor | None:
+    """The anchor of the times of recordings on a GPU's clock by the calls of another one that launched its
+    work, and waited for it. Raises ClockError if that is not possible.
     """
     span = base.launched
     if span is None or span.waited_ns is None:
         return None
-    low_ns, high_ns = span.began_ns - source.first_ns, span.waited_ns - source.end_ns
+    first_ns, end_ns = min(one.first_ns for one in on_clock), max(one.end_ns for one in on_clock)
+    drift_ns = drift_ns_in(end_ns - first_ns)
+    low_ns, high_ns = span.began_ns - first_ns - drift_ns, span.waited_ns - end_ns + drift_ns
     if low_ns > high_ns:
+        names = " and ".join(dict.fromkeys(one.name for one in on_clock))
         raise ClockError(
-            f"{source.name} cannot be placed by the launches of {base.name}: its work takes "
-            f"{low_ns - high_ns} ns longer than from the begin of the first launch to the end of the call "
-            "that waited for the last",
-            f"They are of different runs. --assume-offset {source.clock}=NS places its times as they are.",
+            f"{names} cannot be placed by the launches of {base.name}: the work takes {low_ns - high_ns} ns "
+            "longer than from the begin of the first launch to the end of the call that waited for the last",
+            "They are of different runs, or of several GPUs. "
+            f"--assume-offset {on_clock[0].clock}=NS places times as they are.",
         )
     how = f"the launches of {base.name}, and the call that waited for the last of them"
     return Anchor((low_ns + high_ns) // 2, (high_ns - low_ns + 1) // 2, how)

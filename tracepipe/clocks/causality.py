@@ -13,6 +13,7 @@ each other. This is a proof as long as clocks drift by no more than crystals do.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -44,7 +45,6 @@ def is_of_gpu(clock: str) -> bool:
 @dataclass(slots=True)
 class _Launch:
     began_ns: int
-    returned_ns: int | None = None
     waited_ns: int | None = None
 
 
@@ -79,13 +79,15 @@ class LaunchSpan:
 
 @dataclass(slots=True)
 class _Thread:
-    """The calls of a thread that are open, its launches for which nothing has waited yet, and the return of
-    the last call that waited for any.
+    """The calls of a thread that are open; the launches for which nothing has waited since they returned, and
+    when that was; the return of the last call that waited for any. `unwaited` counts all launches for which
+    nothing is known to have waited.
     """
 
     open: list[tuple[int, int, _Launch | None]] = field(default_factory=list)
-    waiting: list[_Launch] = field(default_factory=list)
+    waiting: deque[tuple[int, _Launch]] = field(default_factory=lambda: deque(maxlen=_NOTED_MAX))
     waited_ns: int | None = None
+    unwaited: int = 0
 
 
 @dataclass(slots=True)
@@ -103,6 +105,8 @@ class Causality:
     _threads: dict[tuple[int | None, int | None], _Thread] = field(default_factory=dict)
     _launches: dict[tuple[int | None, int | None], _Launch] = field(default_factory=dict)
     _work: dict[tuple[str, int | None, int | None], _Work] = field(default_factory=dict)
+    _clocks_of: dict[int | None, set[str]] = field(default_factory=dict)
+    """The clocks of all work of each process, and by None of work without a number."""
     _mask: int = 0
     _first_ns: int | None = None
     _end_ns: int | None = None
@@ -115,6 +119,8 @@ class Causality:
         if shape.clock is not None and self._is_of_gpu(shape.clock):
             return _OF_GPU
         if shape.type != "userspace" or shape.phase not in ("B", "E", "X"):
+            return 0
+        if shape.clock not in (None, self.host_clock):
             return 0
         of = _LAUNCH * (shape.has_launch or "Launch" in shape.name) | _WAIT * (
             _WAITS.fullmatch(shape.name) is not None
@@ -174,9 +180,10 @@ class Causality:
         self, clock: str, pid: int | None, launch: int | None, first_ns: int, last_ns: int, name: str
     ) -> None:
         """Note work, which may be a part of that of its launch."""
+        key = clock, None if launch is _ANY else pid, launch
+        self._clocks_of.setdefault(key[1], set()).add(clock)
         if not self._is_noted(launch):
             return
-        key = clock, None if launch is _ANY else pid, launch
         if (work := self._work.get(key)) is None:
             self._work[key] = _Work(first_ns, last_ns, name)
             if len(self._work) > _NOTED_MAX:
@@ -201,6 +208,7 @@ class Causality:
             launch = None
             if of == _LAUNCH:
                 launch = _Launch(ts_ns)
+                thread.unwaited += 1
                 number = unsigned(int(events.launch[at])) if shape.has_launch else None
                 if number is not None and self._is_noted(number):
                     self._launches[shape.pid, number] = launch
@@ -219,17 +227,11 @@ class Causality:
         else:
             return
         if launch is not None:
-            launch.returned_ns = end_ns
-            thread.waiting.append(launch)
-            del thread.waiting[:-_NOTED_MAX]
+            thread.waiting.append((end_ns, launch))
         elif self._succeeded(int(events.args[at])):
-            left = []
-            for one in thread.waiting:
-                if one.returned_ns is not None and one.returned_ns <= began_ns:
-                    one.waited_ns = thread.waited_ns = end_ns
-                else:
-                    left.append(one)
-            thread.waiting = left
+            while thread.waiting and thread.waiting[0][0] <= began_ns:
+                thread.waiting.popleft()[1].waited_ns = thread.waited_ns = end_ns
+                thread.unwaited -= 1
 
     def _succeeded(self, number: int) -> bool:
         args = self.tables.args(number)
@@ -240,9 +242,9 @@ class Causality:
         if self._first_ns is None or not self.is_complete:
             return None
         ends_ns = [
-            None if one.waiting else one.waited_ns
+            None if one.unwaited else one.waited_ns
             for one in self._threads.values()
-            if one.waiting or one.waited_ns is not None
+            if one.unwaited or one.waited_ns is not None
         ]
         return LaunchSpan(self._first_ns, None if None in ends_ns else max(ns or 0 for ns in ends_ns))
 
@@ -256,36 +258,36 @@ class Causality:
 
     def _bounds(self, clock: str) -> list[Bounds]:
         """The bounds of the work on a clock. Work of which only the begin is bounded is bounded by others."""
-        clocks_of: dict[int | None, set[str]] = {}
-        for other, pid, _ in self._work:
-            clocks_of.setdefault(pid, set()).add(other)
         found: list[tuple[int | None, _Work, int, int | None]] = []
         for (of, pid, launch), work in self._work.items():
             call = self._launches.get((pid, launch))
             if of == clock and launch is not _ANY and call is not None:
-                # A call waits for the work of one GPU.
-                waited_ns = call.waited_ns if len(clocks_of[pid]) == 1 else None
+                # A call waits for the work of one GPU. Work without a number may be of any process.
+                is_one = len(self._clocks_of[pid] | self._clocks_of.get(None, set())) == 1
+                waited_ns = call.waited_ns if is_one else None
                 found.append((launch, work, call.began_ns, waited_ns or self._end_ns))
         if not found and (span := self.span()) and (any_work := self._work.get((clock, None, _ANY))):
-            found.append((_ANY, any_work, span.began_ns, span.waited_ns or self._end_ns))
+            is_one = len(set().union(*self._clocks_of.values())) == 1
+            waited_ns = span.waited_ns if is_one else None
+            found.append((_ANY, any_work, span.began_ns, waited_ns or self._end_ns))
         known = [
-            (work.first_ns, waited_ns - work.last_ns)
+            (work.last_ns, waited_ns - work.last_ns)
             for _, work, _, waited_ns in found
             if waited_ns is not None
         ]
         if not known:
             return []
-        first_ns, offset_ns = min(known, key=lambda one: one[1])
+        known_ns, offset_ns = min(known, key=lambda one: one[1])
         bounds = []
         for launch, work, low_ns, waited_ns in found:
             if waited_ns is None:
-                waited_ns = work.last_ns + offset_ns + _drift_ns(work.last_ns - first_ns)
-            high_ns = waited_ns - (work.last_ns - work.first_ns) + _drift_ns(work.last_ns - work.first_ns)
+                waited_ns = work.last_ns + offset_ns + drift_ns_in(work.last_ns - known_ns)
+            high_ns = waited_ns - (work.last_ns - work.first_ns) + drift_ns_in(work.last_ns - work.first_ns)
             bounds.append(Bounds(launch, work.name, work.first_ns, low_ns, high_ns))
         return sorted(bounds, key=lambda one: one.first_ns)
 
 
-def _drift_ns(length_ns: int) -> int:
+def drift_ns_in(length_ns: int) -> int:
     """By how much two clocks may be apart after some time."""
     return abs(length_ns) * 2 * CRYSTAL_PPM // 1_000_000 + 1
 
@@ -295,7 +297,7 @@ def _map(clock: str, bounds: list[Bounds]) -> ClockMap:
     for ordered in (bounds, bounds[::-1]):
         least, before_ns = ordered[0].low_ns - ordered[0].first_ns, ordered[0].first_ns
         for one in ordered:
-            drift_ns, before_ns = _drift_ns(one.first_ns - before_ns), one.first_ns
+            drift_ns, before_ns = drift_ns_in(one.first_ns - before_ns), one.first_ns
             least = max(least - drift_ns, one.low_ns - one.first_ns)
             if least > one.high_ns - one.first_ns:
                 by_ns = least - (one.high_ns - one.first_ns)
