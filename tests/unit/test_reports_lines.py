@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -162,3 +165,53 @@ def test_a_page_has_lines_where_there_are_stacks(recording: str, belongs: bool) 
     page = REPORTS["report"]
     page.run(load_run(str(SAMPLE.parents[1] / recording / "input.jsonl")), page.options()).files[".html"](out)
     assert ("Lines of Python" in out.getvalue().decode()) is belongs
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slices_of_python_functions_are_stacks_where_none_were_recorded(seed: int, tmp_path: Path) -> None:
+    """PyTorch's profiler writes functions as slices: a kernel is for the innermost one around its launch that
+    is in no library, found here one by one.
+    """
+    rng, events, expected = Random(seed), list[dict[str, Any]](), Counter[str]()
+    files = ("train.py", "model.py", "torch/nn/modules/module.py", "/usr/lib/python3.11/threading.py", "")
+    slices: dict[int, list[tuple[int, int, str, int]]] = {1: [], 2: []}
+
+    def nest(tid: int, start: int, end: int, depth: int) -> None:
+        while start < end - 2 and depth:
+            begin, stop = sorted(rng.sample(range(start, end + 1), 2))
+            file, line = rng.choice(files), rng.randrange(1, 4)
+            slices[tid].append((begin, stop, file, line))
+            name = f"{file}({line}): f" if file else "<built-in method mm>"
+            events.append(traced("python_function", name, begin, stop - begin, tid))
+            nest(tid, begin, stop, depth - 1)
+            start = stop
+
+    for tid in slices:
+        nest(tid, 0, 2_000, 6)
+    for id in range(1, 60):
+        at, tid = rng.randrange(2_000), rng.choice((1, 2))
+        events.append(traced("cuda_runtime", "cudaLaunchKernel", at, 1, tid, correlation=id))
+        events.append(traced("kernel", "k", 3_000 + id, id, 7, correlation=id, device=0, stream=7))
+        # The slices are in the order of their begins, a caller before what it calls.
+        around = [one for one in slices[tid] if one[0] <= at < one[1] and one[2]][::-1]
+        own = [one for one in around if one[2] in ("train.py", "model.py")] or around[:1]
+        line = f"{'/'.join(own[0][2].split('/')[-2:])}:{own[0][3]} f" if own else "(no Python)"
+        expected[line] += id * 1_000
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    result = run(load_run(str(path)), Options(top=0))
+    assert {row["line"]: row["gpu_ns"] for row in result.as_json()["lines"]} == expected
+    assert any("stacks" in note for note in result.notes) is not any(slices.values())
+
+
+def traced(category: str, name: str, ts: int, dur: int, tid: int, **args: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }

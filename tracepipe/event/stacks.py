@@ -30,7 +30,7 @@ _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
 # its sources, and what torch.compile generates.
 _LIBRARY: Final = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>|/torchinductor_"
-    r"|/torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|jit/)"
+    r"|(?:^|/)torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|jit/)"
 )
 
 
@@ -107,6 +107,13 @@ class Stacks:
         self._ends.frombytes(ends.tobytes())
         for start, end in pairwise([0, *ends.tolist()]):
             self._own.append(self._own_frame(self._places[start:end]))
+
+    def put(self, frames: list[Frame]) -> int:
+        """Add a stack, innermost frame first, and return its number, NONE where there is no room for it."""
+        kept = [
+            frame._replace(function=cut_text(frame.function, _TEXT_BYTES_MAX)) for frame in frames[:DEPTH_MAX]
+        ]
+        return len(self) - 1 if self._keep(kept, 0, len(frames) - len(kept)) else NONE
 
     def take(self, other: Stacks, number: int) -> int:
         """Add a stack of another recording and return its number here, NONE where there is no room for it."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, distinct
 from tracepipe.event.counters import GPU_COUNTERS
+from tracepipe.event.groups import number_rows
 from tracepipe.event.model import (
     COUNTS,
     LAYERS,
@@ -35,6 +36,7 @@ from tracepipe.recording.inputs import InputOptions
 from tracepipe.recording.reading import OpenRecording, Reading, no_collector
 from tracepipe.store.args import ArgsWriter
 from tracepipe.store.numbered import Numbered
+from tracepipe.store.python_stacks import LAYER, PythonSlices
 from tracepipe.store.samples import SERIES, sample_values
 from tracepipe.store.schema import FRAMES, GROUPS, INSTANT, IS_TIMED, NO_BEGIN, SHAPES
 from tracepipe.store.spans import (
@@ -56,6 +58,7 @@ _SHAPES_MAX, _SHAPES_BYTES_MAX = 1 << 14, 4 * KEPT_BYTES_MAX
 # Values of counters and ends of flows are in no table of spans.
 _NO_SPANS: Final = [ord(phase) for phase in NO_SLICES]
 _NAME_MATTERS: Final = (ord("B"), ord("E"))
+_SLICES: Final = (ord("B"), ord("X"))
 _INT64_MAX: Final = (1 << 63) - 1
 # The most processes and threads whose given names are kept, and losses that are written at a time.
 _GIVEN_MAX, _LOSSES_AT_ONCE = 1 << 16, 1 << 10
@@ -399,11 +402,34 @@ class _Building:
                 rows.finish(end_ns)
                 self._settle(group, rows, kinds)
         self._put_shapes(shapes)
+        self._add_python_stacks(shapes)
         account.notes += self._impossible()
         self._divide_streams(shapes["frame"])
         account.outcomes = nesting.outcomes
         self._put_facts(account, header, footer, trace_clock, start_ns, end_ns)
         self._writer.sum_up()
+
+    def _add_python_stacks(self, shapes: Any) -> None:
+        """Give calls the stacks of the Python functions around them, where no other stacks were recorded."""
+        stacks, layer = self._opened.recording.tables.stacks, ~self._shapes.text(LAYER)
+        own = np.flatnonzero((shapes["layer"] == layer) & np.isin(shapes["phase"], _SLICES))
+        if len(stacks) or not len(own):
+            return
+        thread, _ = number_rows(shapes["pid"], shapes["tid"])
+        found = self._writer.of_shapes("hook", own, ("id", "start_ns", "end_ns", "parent", "shape"))
+        order = np.argsort(found["id"])
+        ids, start_ns, end_ns, parent, shape = (column[order] for column in found.values())
+        at = np.searchsorted(ids, parent)
+        is_there = (parent != NONE) & (ids[np.minimum(at, len(ids) - 1)] == parent)
+        slices = PythonSlices(
+            start_ns, end_ns, np.where(is_there, at, NONE), thread[shape], shapes["name_text"][shape]
+        )
+        calls = np.flatnonzero(self._of_frame == FRAMES.index("userspace"))
+        of_calls = self._writer.of_shapes("userspace", calls, ("id", "start_ns", "shape"))
+        around = slices.around(thread[of_calls["shape"]], of_calls["start_ns"])
+        stack = slices.stacks(around, lambda name: self._shapes.texts[name].decode(errors="replace"), stacks)
+        self._writer.give_stacks("userspace", of_calls["id"], stack)
+        self._has["userspace"] = list({*self._has.get("userspace", []), "stack"})
 
     def _impossible(self) -> list[str]:
         """A note about work that lasts longer than it can, if there is any. The work of all streams nests in

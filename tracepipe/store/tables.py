@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.errors import LibraryMissing, OutputError, TracepipeError
-from tracepipe.event.columns import Int32s, Ints
+from tracepipe.event.columns import NONE, Int32s, Ints
 from tracepipe.libraries import check_room
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.schema import FRAMES, FUNCTIONS, IS_CALL, LENGTHS, SPANS, TABLES
@@ -223,6 +223,11 @@ class Writer:
         names = ", ".join(columns)
         sql = f'select {names} from "{table}" where shape in (select shape from given)'
         return self._execute(sql, given={"shape": shapes})
+
+    def give_stacks(self, table: str, ids: Int32s, stack: Int32s) -> None:
+        """Set the stacks of some rows of a table of spans."""
+        sql = f'update "{table}" set stack = given.stack from given where "{table}".id = given.id'
+        self._execute(sql, given={"id": ids[stack != NONE], "stack": stack[stack != NONE]})
 
     def replace(
         self, source: str, table: str, new: Int32s, parent: Int32s, depth: Int32s, top: Int32s
