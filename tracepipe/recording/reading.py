@@ -166,6 +166,7 @@ def open_recording(
             libc.malloc_trim(0)
         if not is_growing and _has_unrelated(recording, clocks, stream):
             clocks.relate(_by_launches(source, stream, undated, recording.header, assumed or {}))
+            gc.collect()  # this reading left reference cycles, which are not collected by themselves here
         yield OpenRecording(recording, clocks, stream, source.name)
 
 
