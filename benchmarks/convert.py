@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 from benchmarks import plain  # noqa: E402
-from benchmarks.recordings import write_lone_warps, write_mixed, write_warps  # noqa: E402
+from benchmarks.recordings import write_layered, write_lone_warps, write_mixed, write_warps  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ def _mixed(events: int, *, unique: bool = False) -> Callable[[Path], None]:
     return lambda path: write_mixed(path, events, unique=unique)
 
 
+def _layered(lines: int, *, nested: bool = False) -> Callable[[Path], None]:
+    return lambda path: write_layered(path, lines, nested=nested)
+
+
 def _warps(warps: int) -> Callable[[Path], None]:
     return lambda path: write_warps(path, warps)
 
@@ -62,6 +66,9 @@ ROWS = [
     Row("unique-1m", "10⁶, no two calls alike", "unique-1m", _mixed(10**6, unique=True), 10**6),
     Row("warps-1m", "10⁶ warps", "warps-1m", _warps(10**6), 10**6),
     Row("lone-100k", "10⁵ launches of one warp", "lone-100k", _lone(10**5), 4 * 10**5),
+    Row("layered-100k", "10⁵ lines of a layered tracer", "layered-100k", _layered(10**5), 10**5),
+    Row("layered-1m", "10⁶ lines of a layered tracer", "layered-1m", _layered(10**6), 10**6),
+    Row("nested-1m", "10⁶ with nested arguments", "nested-1m", _layered(10**6, nested=True), 10**6),
     Row("chrome-1m", "10⁶ mixed events → Chrome JSON", "mixed-1m", _mixed(10**6), 10**6, "chrome"),
     Row("pure-mixed-1m", "10⁶ mixed events, Python alone", "mixed-1m", _mixed(10**6), 10**6, pure=True),
     Row("pure-warps-1m", "10⁶ warps, Python alone", "warps-1m", _warps(10**6), 10**6, pure=True),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+_OF_LAYERED = {"ts", "type", "name", "phase", "pid", "tid", "comm", "args"}
 
 
 class _Timeline:
@@ -24,7 +25,11 @@ class _Timeline:
     def take(self, r: Record) -> None:
         """Draw one record."""
         kind = r["type"]
-        if kind == "header":
+        if "ts" in r:
+            args = {key: value for key, value in r.items() if key not in _OF_LAYERED} | r.get("args", {})
+            phase = {"B": 1, "E": 2}.get(r.get("phase", "I"), 3)
+            self._put(phase, round(r["ts"] * 1e6), f"{kind} {r['tid']}", r["name"], args, 0, 0)
+        elif kind == "header":
             start = r["start"]
             self._offset_ns = start["monotonic_ns"] - start["realtime_ns"]
         elif kind == "gpu_warp":

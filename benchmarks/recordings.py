@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -46,6 +47,21 @@ def write_warps(path: Path, warps: int, warps_a_launch: int = WARPS_A_LAUNCH) ->
 def write_lone_warps(path: Path, launches: int) -> None:
     """The same with launches of one warp each."""
     write_warps(path, launches, 1)
+
+
+def write_layered(path: Path, lines: int, *, nested: bool = False) -> None:
+    """The calls of `write_mixed` as the lines of a layered tracer, which has arguments among the other keys,
+    or `nested`, in an object.
+    """
+    mixed = (text for text in _mixed(2 * lines, unique=False) if '"gpu' not in text)
+    with path.open("w") as out:
+        for number, text in enumerate(itertools.islice(mixed, lines), 1):
+            event = json.loads(text)
+            args, ms = event.pop("args", {}), (event.pop("ts_ns") - _START_NS) / 1e6
+            if event["phase"] == "I":
+                del event["phase"]
+            more = {"comm": "python3", **({"args": args} if nested else args)}
+            out.write(f'{{"event_id":{number},"ts":{ms:.6f},{_line(event | more)[1:]}')
 
 
 def write_threads(path: Path, lines: int) -> None:

@@ -20,11 +20,13 @@ from benchmarks.recordings import write_lone_warps, write_mixed, write_threads, 
 from tests.golden import hostile, test_anything, test_property
 from tests.golden.both import converted
 from tests.golden.cases import Case, cases, with_sample
+from tests.native import layered as layered_lines
 from tests.native import packets
 from tests.support.cores import CORES, running
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout import WARP_TRACKS, LayoutOptions
-from tracepipe.readers import perfetto_order, sorted_rows
+from tracepipe.native import PURE
+from tracepipe.readers import layered, layered_core, perfetto_order, sorted_rows
 from tracepipe.recording.convert import ConversionOptions, check
 
 
@@ -279,3 +281,18 @@ def test_packets_of_perfetto_give_the_same_events(seed: int, monkeypatch: pytest
             with running(core):
                 found.append(packets.read(data, kept))
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_of_layered_tracers_give_the_same_events(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PURE, "0")
+    for owner, name in (
+        (layered.LayeredLines, "chunk_bytes"),
+        (layered, "KEYS_MAX"),
+        (layered_core, "KEYS_MAX"),
+        (layered_core, "_STEMS_MAX"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # these are changed by `expect_the_same`
+    rng = Random(seed)
+    for _ in range(60):
+        layered_lines.expect_the_same(rng)

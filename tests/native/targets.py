@@ -15,6 +15,7 @@ from tests.native import (
     chrome,
     clocks,
     convert,
+    layered,
     nesting,
     objects,
     packets,
@@ -29,6 +30,7 @@ from tests.native import (
 
 TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "read_lines": reading.read_lines,
+    "layered_read": layered.layered_read,
     "batch_read": reading.batch_read,
     "nest_events": nesting.nest_events,
     "order": warps.order,

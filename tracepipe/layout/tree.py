@@ -135,7 +135,8 @@ class Tree:
         """Give a process, `("process", pid)`, or a thread, `("thread", pid, tid)`, the name it has now."""
         if (track := self._tracks.get(key)) is not None:
             name = self._origins.process(name, track.pid) if track.kind == "process" else name
-            self._change(key, replace(track, name=name, is_named=True))
+            if name != track.name or not track.is_named:
+                self._change(key, replace(track, name=name, is_named=True))
 
     def layer(self, thread: Track, layer: str, own: str | None) -> Track:
         """The track of one layer of a thread. `own` is the name of a hook's layer or of a domain."""

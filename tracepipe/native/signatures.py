@@ -13,6 +13,7 @@ def _pointers(name: str, *fields: str) -> type[Structure]:
 
 
 Columns = _pointers("Columns", "ts", "shape", "args", "dur", "launch", "stack", "index")
+LayeredRows = _pointers("LayeredRows", "ts", "stem", "args", "dur", "index")
 WarpLines = _pointers("WarpLines", "done", "ts", "launch", "rest", "counts")
 Batches = _pointers(
     "Batches", "base", "warps", "exits", "has", "entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk",
@@ -48,6 +49,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_number": (i64, [ptr, i32, text, i64]),
     "tp_reader_numbers": (i32, [ptr, i32, text, ptr, i64, ptr]),
     "tp_reader_keep": (i64, [ptr, i32, ptr, i64]),
+    "tp_layered_new": (ptr, [u64]),
+    "tp_layered_free": (None, [ptr]),
+    "tp_layered_forget": (None, [ptr]),
+    "tp_layered_stem": (i64, [ptr, i64, at(ptr)]),
+    "tp_layered_set": (i32, [ptr, i64, text, i64]),
+    "tp_layered_read": (i64, [ptr, ptr, text, i64, at(i64), i64, at(LayeredRows), i64, i64]),
+    "tp_layered_forget_calls": (None, [ptr]),
+    "tp_layered_note": (i64, [ptr, *[ptr] * 5, *[i64] * 4]),
     "tp_ring_new": (ptr, [i32, i64, i32]),
     "tp_ring_free": (None, [ptr]),
     "tp_ring_copy": (i64, [ptr, i64, ptr, i64]),

@@ -138,5 +138,6 @@ typedef struct tp_reader tp_reader;
 
 /* The text of a shape, or of arguments; -1 where there is no such number. */
 int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const uint8_t **text);
+int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, int64_t size);
 
 #endif

@@ -77,7 +77,7 @@ class _ProbeLines(ScriptLines[bytes]):
         """Read a line, or the lines in a record of bpftrace."""
         text = text.strip()
         if text.startswith(b"{") and is_wrapped(record := parsed_object(text)):
-            self.read_printed(self.printed_in(record))
+            self.read_numbered(self.printed_in(record), is_cut=False)
             return
         if text.startswith(b"@"):
             self.note_map()

@@ -129,16 +129,8 @@ class ScriptLines(LineReader, Generic[Line]):
 
     def read_end(self) -> None:
         """Read a last line without a newline, and add the lines that wait."""
-        self.read_printed(self._rest(), is_cut=True)
+        self.read_numbered(self._rest(), is_cut=True)
         self.add_waiting(None)
-
-    def read_printed(self, lines: list[tuple[int, bytes]], *, is_cut: bool = False) -> None:
-        """Read lines that records of bpftrace have."""
-        for self.number, text in lines:
-            try:
-                self.read_line(text, is_cut)
-            except Unusable as e:
-                self.say(e.field, e.message)
 
     def printed_in(self, record: Record) -> list[tuple[int, bytes]]:
         """The lines that are complete after one of bpftrace's records, with the number of the line of the

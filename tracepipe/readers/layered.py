@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from tracepipe.event.checks import shown
+from tracepipe.event.columns import EventColumns
 from tracepipe.event.model import (
     COUNT_LIMIT,
     HOST_LAYERS,
@@ -30,10 +31,12 @@ from tracepipe.event.model import (
     TIME_LIMIT_NS,
     Record,
 )
+from tracepipe.event.tables import NativeTables
 from tracepipe.event.vocabulary import COPY_KINDS, direction_named
 from tracepipe.hooks.probe_names import PATTERN, probe_named
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
 from tracepipe.hooks.slots import decode_command
+from tracepipe.native import library
 from tracepipe.readers.bpftrace_records import (
     NO_TIME,
     OWN_TEXT,
@@ -43,6 +46,7 @@ from tracepipe.readers.bpftrace_records import (
     loss_of,
     printed_lines,
 )
+from tracepipe.readers.layered_core import DISORDER_NS, KEYS_MAX, LENGTHS, START, Key, NativeLines, key_of
 from tracepipe.readers.recording import (
     THREAD_EXIT,
     TOO_DEEP,
@@ -84,8 +88,6 @@ _TOTALS = {
     "total_bytes": 1, "size_bytes": 1, "size": 1, "total_kb": 1024, "total_mem_kb": 1024, _BARE_TOTAL: 1024,
 }  # fmt: skip
 
-START: Final = "start_ts"
-"""The start of an event, as `tracepipe convert` writes it in a single line at the event's end."""
 REPEATED: Final = "of_event"
 """A line of a launch with this key repeats a call whose begin was read: `tracepipe convert` writes both."""
 CLOCK: Final = "trace"
@@ -95,15 +97,12 @@ _TIMERS: Final = ("ts_ns", "globaltimer_ns")
 _HEAD_BYTES: Final = 1 << 16
 _FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm", START})
 _OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
-_NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
 # Below 2^51 ns (26 days) the two roundings of `ms * 1e6` stay under half a nanosecond in sum.
 _FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
 _HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
 _PROBE = re.compile(PATTERN)
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
-# Lines of several processors come out of order, within the interval at which the buffers are read.
-_DISORDER_NS = 1_000_000_000
 # A type is a word. Much longer text is not the name of a layer.
 _TYPE_CHARACTERS_MAX = 256
 
@@ -122,17 +121,33 @@ _FAR_ENTRY = (
 class LayeredLines(ScriptLines[Record]):
     """Reads the lines of one input."""
 
-    # About 2000 lines: parsed, they take some MB.
-    chunk_bytes = 1 << 18
+    # Some thousand lines: parsed, they take some MB.
+    chunk_bytes = 1 << 19
     no_line = "has no JSON line"
 
     def __init__(self, *, between: bool, clock: str = CLOCK) -> None:
         super().__init__(between=between)
         self._clock = clock
         self._in_block = False
-        self._last_line_ns = 0
+        self.last_line_ns = 0
+        """The time of the last line, or of one before it within the disorder of processors."""
         self._own_layer_said = False
-        self._ends = _CallEnds(self)
+        self._core = None
+        # A line that waits for its time is not of the core's grammar, nor can the next one be.
+        if isinstance(self.tables, NativeTables) and (core := library()) is not None and not between:
+            self._core = NativeLines(core, self, self.tables)
+        self._ends = self._core or _CallEnds(self)
+
+    def read_lines(self, first: int, lines: list[bytes], is_cut: bool) -> None:
+        self.batch.text_bytes = sum(map(len, lines))
+        places = range(len(lines)) if self._core is None else self._core.read(first, lines)
+        self.read_numbered(((first + at, lines[at]) for at in places), is_cut=is_cut)
+
+    def columns(self) -> EventColumns:
+        if self._core is None:
+            return super().columns()
+        self._core.settle()
+        return self._core.merged(super().columns())
 
     def read_line(self, text: bytes, is_cut: bool) -> None:
         """Read a line, or the lines in a record of bpftrace. Raises Unusable."""
@@ -145,13 +160,13 @@ class LayeredLines(ScriptLines[Record]):
         try:
             line = orjson.loads(text)
         except orjson.JSONDecodeError as e:
-            self.has_lines, self._in_block = True, False
+            self.see_line()
             wrong = not_json(e)
             raise Unusable("", "was cut off in the middle of the line" if is_cut else wrong) from e
         if is_wrapped(line) and line["type"] not in LAYER_OF_TYPE:
-            self.read_printed(self.printed_in(line))
+            self.read_numbered(self.printed_in(line), is_cut=False)
             return
-        self.has_lines, self._in_block = True, False
+        self.see_line()
         if is_too_deep(text, line):
             raise Unusable("", TOO_DEEP)
         kind = line.get("type")
@@ -171,11 +186,31 @@ class LayeredLines(ScriptLines[Record]):
         ts_ns = ns_of_ms(line["ts"], text)
         self.add_waiting(ts_ns)
         self.add_at(line, ts_ns)
-        back_ns = self._last_line_ns - ts_ns
-        self._last_line_ns = ts_ns if back_ns > _DISORDER_NS else max(ts_ns, self._last_line_ns)
-        if back_ns > _DISORDER_NS:
+        back_ns = self.last_line_ns - ts_ns
+        self.last_line_ns = ts_ns if back_ns > DISORDER_NS else max(ts_ns, self.last_line_ns)
+        if back_ns > DISORDER_NS:
             words = f"goes back by {back_ns // 1_000_000} ms: times may count from another start from here on"
             self.say("ts", words, skipped=False)
+
+    def see_line(self) -> None:
+        self.has_lines, self._in_block = True, False
+
+    @property
+    def knows_no_start(self) -> bool:
+        return _NO_START in self._said
+
+    def say_far_entry(self) -> None:
+        self.say("duration_us", _FAR_ENTRY, skipped=False)
+
+    def event_of_stem(self, line: Record) -> Record | None:
+        kind = line["type"]
+        if kind not in LAYER_OF_TYPE or kind == "gpu_mem":
+            raise Unusable("type", "")
+        if kind == "kernel" and REPEATED in line:
+            return None
+        if kind in _OF_THREADS:
+            line |= {name: [0, 0, 0] for name in ("block", "thread") if name in line}
+        return self._event(kind, line, 0)
 
     def _read_text(self, text: bytes) -> None:
         if loss := loss_of(text):
@@ -278,11 +313,11 @@ class LayeredLines(ScriptLines[Record]):
         """Move the length of an event, if it has one, from its arguments to its record. Raises Unusable."""
         if record["phase"] != "E" and "phase" in line:
             return
-        key = next((key for key in _NS if key in args), None)
+        key = next((key for key in LENGTHS if key in args), None)
         if key is None:
             return
-        _check_number(key, args[key], TIME_LIMIT_NS // _NS[key])
-        dur_ns, end_ns = round(args[key] * _NS[key]), record["ts_ns"]
+        _check_number(key, args[key], TIME_LIMIT_NS // LENGTHS[key])
+        dur_ns, end_ns = round(args[key] * LENGTHS[key]), record["ts_ns"]
         if record["phase"] == "E":  # which keeps its time
             record["dur_ns"] = dur_ns
         else:  # a line without a phase is written at the end of what it describes
@@ -400,9 +435,8 @@ def _command_of(args: Record, is_ioctl: bool) -> Record:
 
 # A script reads the clock separately for the line and for the duration, and may print one with fewer digits.
 _APART_NS: Final = 100_000
-# The most open calls of one name on one thread, and the most names and threads, that are remembered.
+# The most open calls of one name on one thread that are remembered.
 _OPEN_MAX: Final = 16
-_KEYS_MAX: Final = 1 << 12
 # Nearly all entries of a function have an exit, if this many times as many have one as have none.
 _SURELY: Final = 10
 
@@ -443,7 +477,7 @@ class _CallEnds:
 
     def __init__(self, lines: LayeredLines) -> None:
         self._lines, self._batch, self._batches = lines, lines.batch, 0
-        self._entries: dict[tuple[Any, ...], list[_Entry]] = {}
+        self._entries: dict[Key, list[_Entry]] = {}
         self._functions: dict[tuple[str, str], _Function] = {}
 
     def note(self, record: Record) -> None:
@@ -452,20 +486,22 @@ class _CallEnds:
             return
         if self._lines.batch is not self._batch:
             self._batch, self._batches = self._lines.batch, self._batches + 1
-        name = self._lines.tables.long_names.shortened(record["name"])
-        key = record["type"], name, record.get("pid"), record.get("tid")
+        key = key_of(record, self._lines.tables.long_names)
+        if key not in self._entries:
+            if len(self._entries) >= KEYS_MAX:
+                self._entries.clear()
+                self._functions.clear()
+            self._entries[key] = []
         if record["phase"] in ("B", "I"):
             self._enter(key, record)
         elif "dur_ns" not in record or not self._leave(key, record):
             # An end that has no duration, or that of something else, ends the innermost call.
-            entries = self._entries.get(key)
+            entries = self._entries[key]
             if entries and entries[-1].says_so and record["phase"] == "E":
                 entries.pop()
 
-    def _enter(self, key: tuple[Any, ...], record: Record) -> None:
-        if len(self._entries) >= _KEYS_MAX:
-            self._entries.clear()
-        entries = self._entries.setdefault(key, [])
+    def _enter(self, key: Key, record: Record) -> None:
+        entries = self._entries[key]
         function = self._functions.get(key[:2])
         says_so = record["phase"] == "B"
         if function and entries and not entries[-1].says_so:
@@ -478,11 +514,11 @@ class _CallEnds:
         place, is_begin = len(self._lines.records), record["phase"] == "B"
         entries.append(_Entry(record["ts_ns"], self._batches, place, says_so, is_begin))
 
-    def _leave(self, key: tuple[Any, ...], record: Record) -> bool:
+    def _leave(self, key: Key, record: Record) -> bool:
         """Find the entry of the call for a line with a duration, which is its exit. Return whether there is
         one.
         """
-        entries = self._entries.get(key)
+        entries = self._entries[key]
         if not entries:
             return False
         is_end, dur_ns = record["phase"] == "E", record["dur_ns"]
@@ -491,15 +527,13 @@ class _CallEnds:
         entry = min(reversed(entries), key=lambda entry: abs(entry.ts_ns - start_ns))
         if abs(entry.ts_ns - start_ns) > _APART_NS or entry.ts_ns > start_ns + dur_ns:
             return False
-        if len(self._functions) >= _KEYS_MAX:
-            self._functions.clear()
         function = self._functions.setdefault(key[:2], _Function())
         function.exits += 1
         function.missing -= function.missing > 0 and entry is not entries[-1] and not entry.says_so
         del entries[entries.index(entry) :]
         self._change(entry, "B")
         if not entry.is_begin:
-            self._lines.say("duration_us", _FAR_ENTRY, skipped=False)
+            self._lines.say_far_entry()
         elif not is_end:
             record.update(phase="E", ts_ns=record["ts_ns"] + dur_ns)
         return True

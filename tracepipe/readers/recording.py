@@ -14,6 +14,7 @@ from tracepipe.event.columns import (
     NONE,
     SPECIAL,
     UNDATED_NS,
+    EventColumns,
     Row,
     SourceBatch,
     event_columns,
@@ -252,6 +253,18 @@ class LineReader:
         """Read a line. One that `is_cut` has no newline, as the input ended. Raises Unusable."""
         raise NotImplementedError
 
+    def read_lines(self, first: int, lines: list[bytes], is_cut: bool) -> None:
+        """Read lines of the input, the first of which has this number."""
+        self.read_numbered(enumerate(lines, first), is_cut=is_cut)
+
+    def read_numbered(self, lines: Iterable[tuple[int, bytes]], *, is_cut: bool) -> None:
+        """Read lines with their numbers. Those that cannot be used become problems."""
+        for self.number, text in lines:
+            try:
+                self.read_line(text, is_cut)
+            except Unusable as e:
+                self.say(e.field, e.message)
+
     def read_end(self) -> None:
         """Add the records and the problems of the whole input."""
 
@@ -284,11 +297,7 @@ class LineReader:
             self.records, self.batch = [], SourceBatch(no_events())
             if first == 1:
                 lines[0] = lines[0].removeprefix(BOM)
-            for self.number, text in enumerate(lines, first):
-                try:
-                    self.read_line(text, is_cut)
-                except Unusable as e:
-                    self.say(e.field, e.message)
+            self.read_lines(first, lines, is_cut)
             yield self._in_columns()
         self.records, self.batch = [], SourceBatch(no_events())
         self.read_end()
@@ -298,10 +307,12 @@ class LineReader:
             yield self._in_columns()
 
     def _in_columns(self) -> SourceBatch:
-        self.batch.events = event_columns(
-            [row_of(record, self.tables, self.batch.others) for record in self.records]
-        )
+        self.batch.events = self.columns()
         return self.batch
+
+    def columns(self) -> EventColumns:
+        """The events of the batch."""
+        return event_columns([row_of(record, self.tables, self.batch.others) for record in self.records])
 
 
 _TEXTS_SHOWN: Final = 3

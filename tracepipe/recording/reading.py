@@ -183,9 +183,9 @@ def _has_bytes(stream: InputStream, wanted: bytes) -> bool:
     with stream.again() as again:
         before = b""
         while some := again.read(1 << 20):
-            if wanted in before + some:
+            if wanted in some or wanted in before + some[: len(wanted)]:
                 return True
-            before = some[-len(wanted) :]
+            before = (before + some)[-len(wanted) :] if len(some) < len(wanted) else some[-len(wanted) :]
     return False
 
 

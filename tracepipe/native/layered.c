@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: MIT */
+/* Reads the lines of layered tracers, and joins the lines of calls: readers/layered_core.py.
+ *
+ *     {"event_id":7,"ts":1.5,"pid":7,"type":"userspace","name":"f","phase":"E","retval":0,"duration_us":2.5}
+ *                        time └────────────────── kept in the stem ──────────┘          └ 0     length
+ *
+ * The stem is the line with HOLE in place of the values that only become arguments, and without blanks. Python
+ * reads each stem once, and gives its recipe: the text of the arguments, with the numbers of holes. What a
+ * value of a key decides is known by the layer: a stem is made for a group of types.
+ */
+#include "json.h"
+#include "tables.h"
+
+#define HOLE 1
+#define HOLES_MAX 48
+#define STEM_MAX 2048
+#define INDEX 6
+#define FOREIGN (-1)
+#define NS_OF_MS 1000000
+/* Below 2^51 ns, six decimals of a millisecond are exact: layered.py. */
+#define EXACT_NS ((int64_t)1 << 51)
+#define DIGITS_MAX 15
+#define LENGTH_MAX 1e12
+
+#define KEYS_MAX (1 << 12)
+#define OPEN_MAX 16
+#define APART_NS 100000
+#define SURELY 10
+
+typedef struct {
+    int64_t ts, batch;
+    int32_t place;
+    uint8_t says_so, is_begin;
+} tp_entry;
+
+typedef struct {
+    tp_entry entries[OPEN_MAX];
+    int64_t exits, missing; /* of the function with this number */
+    int32_t count;
+} tp_calls;
+
+typedef struct {
+    tp_table stems;
+    tp_strings recipes;
+    tp_buffer stem, holes, args;
+    int64_t hole_ends[HOLES_MAX];
+    int count, group; /* of holes; of types */
+    tp_calls *calls;
+} tp_layered;
+
+typedef struct {
+    int64_t *ts;
+    int32_t *stem, *args;
+    int64_t *dur;
+    int32_t *index;
+} tp_layered_rows;
+
+typedef struct {
+    int64_t ts, dur;
+    int has_ts, has_dur, has_type;
+    int32_t index[INDEX];
+} tp_layered_row;
+
+enum group { OTHER, MEMORY, TRANSFER, THREAD }; /* of types: what the values of their keys decide differs */
+
+TP_EXPORT void tp_layered_free(tp_layered *l)
+{
+    if (!l)
+        return;
+    tp_table_free(&l->stems);
+    tp_strings_free(&l->recipes);
+    free(l->stem.data);
+    free(l->holes.data);
+    free(l->args.data);
+    free(l->calls);
+    free(l);
+}
+
+TP_EXPORT tp_layered *tp_layered_new(uint64_t key)
+{
+    tp_layered *l = calloc(1, sizeof *l);
+    if (l && (tp_table_init(&l->stems, key) || !(l->calls = calloc(KEYS_MAX, sizeof *l->calls)))) {
+        tp_layered_free(l);
+        return 0;
+    }
+    return l;
+}
+
+TP_EXPORT void tp_layered_forget(tp_layered *l)
+{
+    tp_table_clear(&l->stems);
+    tp_strings_clear(&l->recipes);
+}
+
+/* Gives the text of a stem. Returns its size, -1 where there is none. */
+TP_EXPORT int64_t tp_layered_stem(tp_layered *l, int64_t number, const uint8_t **text)
+{
+    const tp_strings *s = &l->stems.strings;
+    if (!tp_strings_has(s, number))
+        return -1;
+    *text = s->bytes.data + s->places[number].at;
+    return s->places[number].size;
+}
+
+/* Sets the recipe of a stem: text, and a HOLE with the number of a hole. A stem without one is read by Python. */
+TP_EXPORT int tp_layered_set(tp_layered *l, int64_t number, const uint8_t *recipe, int64_t size)
+{
+    return tp_strings_set(&l->recipes, number, recipe, size);
+}
+
+enum key { ARGUMENT, TS, US, MS, ARGS, TYPE, FIELD, DECIDES, SIZE, OF_GROUP };
+
+/* What a key means; OF_GROUP and a group where its value decides more than an argument there. */
+static int key_of(const uint8_t *key, int64_t size)
+{
+#define IS(name) (!memcmp(key, name, sizeof name - 1))
+    switch (size) {
+    case 2:
+        return IS("ts") ? TS : IS("op") ? DECIDES : ARGUMENT;
+    case 3:
+        return IS("pid") || IS("tid") || IS("cpu") ? FIELD : IS("cmd") ? DECIDES : IS("gpu") ? OF_GROUP + THREAD : ARGUMENT;
+    case 4:
+        return IS("type")                 ? TYPE
+               : IS("name") || IS("comm") ? FIELD
+               : IS("args")               ? ARGS
+               : IS("kind")               ? OF_GROUP + TRANSFER
+                                          : ARGUMENT;
+    case 5:
+        return IS("phase") ? FIELD : IS("layer") ? DECIDES : IS("block") ? SIZE : ARGUMENT;
+    case 6:
+        return IS("result") || IS("retval")   ? OF_GROUP + MEMORY
+               : IS("kernel") || IS("device") ? OF_GROUP + THREAD
+               : IS("thread")                 ? SIZE
+                                              : ARGUMENT;
+    case 9:
+        return IS("direction") || IS("ioctl_cmd") ? DECIDES : ARGUMENT;
+    case 11:
+        return IS("duration_us") ? US : IS("duration_ms") ? MS : ARGUMENT;
+    }
+#undef IS
+    return ARGUMENT;
+}
+
+static int group_of(const uint8_t *value, const uint8_t *end)
+{
+    static const char *const types[] = {"\"memory\"", "\"transfer\"", "\"gpu_thread"};
+    for (int i = 0; i < 3; i++)
+        if ((size_t)(end - value) >= strlen(types[i]) && !memcmp(value, types[i], strlen(types[i])))
+            return i + 1;
+    return OTHER;
+}
+
+/* Reads a number of at most DIGITS_MAX digits. Returns what follows it, 0 where there is none. */
+static const uint8_t *read_decimal(const uint8_t *at, const uint8_t *end, int64_t *digits, int *decimals)
+{
+    const uint8_t *start = at, *point = 0;
+    *digits = 0;
+    for (; at < end && ((uint8_t)(*at - '0') < 10 || (*at == '.' && !point)); at++) {
+        if (*at == '.')
+            point = at;
+        else
+            *digits = *digits * 10 + (*at - '0');
+        if (at - start > DIGITS_MAX)
+            return 0;
+    }
+    const uint8_t *whole = point ? point : at;
+    *decimals = point ? (int)(at - point - 1) : 0;
+    if (whole == start || (*start == '0' && whole - start > 1) || (point && !*decimals))
+        return 0;
+    return at;
+}
+
+/* Milliseconds as nanoseconds, where they are exact. */
+static const uint8_t *read_ms(const uint8_t *at, const uint8_t *end, int64_t *ns)
+{
+    int decimals;
+    const uint8_t *after = read_decimal(at, end, ns, &decimals);
+    if (!after || decimals > 6)
+        return 0;
+    for (; decimals < 6; decimals++)
+        if ((*ns *= 10) >= EXACT_NS)
+            return 0;
+    return *ns < EXACT_NS ? after : 0;
+}
+
+/* A length, rounded as Python rounds. */
+static const uint8_t *read_length(const uint8_t *at, const uint8_t *end, double scale, int64_t *ns)
+{
+    static const double tens[] = {1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
+    int64_t digits;
+    int decimals;
+    const uint8_t *after = read_decimal(at, end, &digits, &decimals);
+    if (!after)
+        return 0;
+    double value = (double)digits / tens[decimals] * scale;
+    if (value > LENGTH_MAX * scale)
+        return 0;
+    if (!decimals) {
+        *ns = digits * (int64_t)scale;
+        return after;
+    }
+    *ns = (int64_t)value;
+    double rest = value - (double)*ns;
+    *ns += rest > 0.5 || (rest == 0.5 && (*ns & 1));
+    return after;
+}
+
+static const uint8_t *read_index(const uint8_t *at, const uint8_t *end, int32_t *index)
+{
+    for (int axis = 0; axis < INDEX / 2; axis++) {
+        int64_t value;
+        if (at >= end || *at != "[,,"[axis] || !(at = tp_unsigned(at + 1, end, &value)) || value > INT32_MAX)
+            return 0;
+        index[axis] = (int32_t)value;
+    }
+    return at < end && *at == ']' ? at + 1 : 0;
+}
+
+static const uint8_t *read_hole(tp_layered *l, const uint8_t *at, const uint8_t *end)
+{
+    if (l->count == HOLES_MAX || at >= end)
+        return 0;
+    const uint8_t *after = *at == '{' ? tp_object(at, end) : tp_copy_value(&l->holes, at, end, 0);
+    if (*at == '{' && after) {
+        memcpy(l->holes.data + l->holes.size, at, (size_t)(after - at));
+        l->holes.size += after - at;
+    }
+    l->hole_ends[l->count++] = l->holes.size;
+    return after;
+}
+
+/* Appends to the stem, which has room. */
+static void put(tp_layered *l, const void *text, int64_t size)
+{
+    memcpy(l->stem.data + l->stem.size, text, (size_t)size);
+    l->stem.size += size;
+}
+
+/* Reads the members of an object: a line, or its arguments. Returns what follows it. */
+static const uint8_t *read_members(tp_layered *l, const uint8_t *at, const uint8_t *end, tp_layered_row *row, int depth,
+                                   int group)
+{
+    put(l, "{", 1);
+    at = tp_after_blanks(at + 1, end);
+    if (at < end && *at == '}') {
+        put(l, "}", 1);
+        return at + 1;
+    }
+    for (;; at = tp_after_blanks(at + 1, end)) {
+        const uint8_t *key = at, *value = tp_string(key, end);
+        if (!value)
+            return 0;
+        int64_t size = value - key - 2;
+        put(l, key++, size + 2);
+        value = tp_after_blanks(value, end);
+        if (value >= end || *value != ':')
+            return 0;
+        value = tp_after_blanks(value + 1, end);
+        put(l, ":", 1);
+        if (value >= end)
+            return 0;
+        int means = key_of(key, size);
+        if (depth && (means == TS || means == ARGS || means == TYPE || means == FIELD || means == SIZE))
+            means = ARGUMENT;
+        if (means == TS) {
+            if (row->has_ts++ || !(at = read_ms(value, end, &row->ts)))
+                return 0;
+            put(l, "0", 1);
+        } else if (means == US || means == MS) {
+            if (row->has_dur++ || !(at = read_length(value, end, means == US ? 1e3 : 1e6, &row->dur)))
+                return 0;
+            put(l, "0", 1);
+        } else if (means == ARGS && *value == '{') {
+            if (!(at = read_members(l, value, end, row, 1, group)))
+                return 0;
+        } else if (means == TYPE || means == FIELD || means == DECIDES || means == OF_GROUP + group) {
+            if (!(at = tp_scalar(value, end)))
+                return 0;
+            put(l, value, at - value);
+            if (means == TYPE) {
+                row->has_type++;
+                l->group = group_of(value, at);
+            }
+        } else {
+            if (!(at = read_hole(l, value, end)))
+                return 0;
+            uint8_t hole = HOLE;
+            put(l, &hole, 1);
+            if (means == SIZE && group == THREAD &&
+                read_index(value, end, row->index + (*key == 'b' ? 0 : INDEX / 2)) != at)
+                return 0;
+        }
+        at = tp_after_blanks(at, end);
+        if (at >= end || (*at != ',' && *at != '}'))
+            return 0;
+        put(l, at, 1);
+        if (*at == '}')
+            return at + 1;
+    }
+}
+
+/* Makes the arguments of a line. Returns their number, -1 where there are none, or a lower number without memory. */
+static int64_t make_args(tp_layered *l, tp_reader *r, int64_t stem)
+{
+    const tp_place *place = &l->recipes.places[stem];
+    const uint8_t *at = l->recipes.bytes.data + place->at, *end = at + place->size;
+    if (at == end)
+        return -1;
+    for (l->args.size = 0; at < end;) {
+        const uint8_t *hole = memchr(at, HOLE, (size_t)(end - at)), *literal = hole ? hole : end;
+        if (tp_append(&l->args, at, literal - at))
+            return -2;
+        at = literal;
+        if (hole && at + 1 < end && at[1] < l->count) {
+            int64_t from = at[1] ? l->hole_ends[at[1] - 1] : 0;
+            if (tp_append(&l->args, l->holes.data + from, l->hole_ends[at[1]] - from))
+                return -2;
+        }
+        at += 2 * !!hole;
+    }
+    int64_t number = tp_reader_number(r, 1, l->args.data, l->args.size);
+    return number < 0 ? -2 : number;
+}
+
+/* Reads a line. Returns the number of its stem, FOREIGN where Python must read it, or -2 without memory. */
+static int64_t read_line(tp_layered *l, const uint8_t *at, const uint8_t *end, tp_layered_row *row)
+{
+    at = tp_after_blanks(at, end);
+    if (at >= end || *at != '{' || end - at > STEM_MAX)
+        return FOREIGN;
+    l->stem.size = l->holes.size = 0;
+    if (tp_reserve(&l->stem, 2 * STEM_MAX) || tp_reserve(&l->holes, 2 * STEM_MAX))
+        return -2;
+    for (int group = l->group, again = 0;; group = l->group, again = 1) {
+        *row = (tp_layered_row){0};
+        memset(row->index, -1, sizeof row->index);
+        l->stem.size = l->holes.size = l->count = 0;
+        const uint8_t *after = read_members(l, at, end, row, 0, group);
+        if (row->has_type == 1 && l->group != group && !again)
+            continue;
+        if (!row->has_type)
+            l->group = OTHER;
+        if (!after || row->has_type != 1 || !row->has_ts || l->group != group || tp_after_blanks(after, end) != end)
+            return FOREIGN;
+        break;
+    }
+    uint64_t hash = tp_hash(l->stem.data, l->stem.size, l->stems.key);
+    int64_t stem = tp_table_find(&l->stems, l->stem.data, l->stem.size, hash);
+    if (stem < 0 && (stem = tp_table_add(&l->stems, l->stem.data, l->stem.size, hash)) < 0)
+        return -2;
+    return stem;
+}
+
+/* Reads the lines of `text` from `done` on, each into a row; `known` is how many stems have been given to
+ * `tp_layered_set`, if they have a recipe. Stops before a line that has a new stem. Returns how many lines it
+ * read, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_layered_read(tp_layered *l, tp_reader *r, const uint8_t *text, int64_t size, int64_t *done,
+                                  int64_t known, tp_layered_rows *out, int64_t from, int64_t room)
+{
+    const uint8_t *at = text + *done, *end = text + size;
+    int64_t count = from;
+    for (; count < room && at <= end; count++) {
+        const uint8_t *newline = memchr(at, '\n', (size_t)(end - at)), *stop = newline ? newline : end;
+        tp_layered_row row;
+        int64_t stem = read_line(l, at, stop, &row), args = -1;
+        if (stem >= known)
+            break;
+        if (stem >= 0 && !tp_strings_has(&l->recipes, stem))
+            stem = FOREIGN;
+        if (stem < FOREIGN || (stem >= 0 && (args = make_args(l, r, stem)) < -1))
+            return TP_NO_MEMORY;
+        out->stem[count] = (int32_t)stem;
+        if (stem >= 0) {
+            out->ts[count] = row.ts;
+            out->dur[count] = row.dur;
+            out->args[count] = (int32_t)args;
+            memcpy(out->index + INDEX * count, row.index, sizeof row.index);
+        }
+        at = stop + 1;
+    }
+    *done = at - text;
+    return count;
+}
+
+/* Joins two lines of a call: class _CallEnds of layered.py, which is the same in Python. */
+
+enum role { INSTANT, BEGIN, END, END_WITH_LENGTH, WHOLE };
+
+static void change(tp_entry *entry, uint8_t phase, uint8_t *phases, int64_t batch)
+{
+    if (entry->batch != batch)
+        return;
+    phases[entry->place] = phase;
+    entry->is_begin = phase == BEGIN;
+}
+
+static void enter(tp_calls *c, tp_calls *function, int64_t ts, int32_t place, uint8_t role, uint8_t *phases, int64_t batch)
+{
+    if (function->exits && c->count && !c->entries[c->count - 1].says_so) {
+        function->missing++;
+        change(&c->entries[c->count - 1], INSTANT, phases, batch);
+    }
+    if (function->exits > SURELY * function->missing)
+        phases[place] = BEGIN;
+    if (c->count == OPEN_MAX)
+        memmove(c->entries, c->entries + 1, --c->count * sizeof *c->entries);
+    c->entries[c->count++] = (tp_entry){ts, batch, place, role == BEGIN, phases[place] == BEGIN};
+}
+
+/* Returns 1, 0 where there is no entry, and -1 where the entry is too far before to become a begin. */
+static int leave(tp_calls *c, tp_calls *function, int64_t *ts, int64_t dur, int32_t place, uint8_t role, uint8_t *phases,
+                 int64_t batch)
+{
+    int64_t start = *ts - (role == WHOLE ? 0 : dur), least = INT64_MAX;
+    int found = -1;
+    for (int i = c->count - 1; i >= 0; i--) {
+        int64_t apart = c->entries[i].ts > start ? c->entries[i].ts - start : start - c->entries[i].ts;
+        if (apart < least) {
+            least = apart;
+            found = i;
+        }
+    }
+    if (found < 0 || least > APART_NS || c->entries[found].ts > start + dur)
+        return 0;
+    tp_entry *entry = &c->entries[found];
+    function->exits++;
+    function->missing -= function->missing > 0 && found != c->count - 1 && !entry->says_so;
+    c->count = found;
+    change(entry, BEGIN, phases, batch);
+    if (!entry->is_begin)
+        return -1;
+    if (role == WHOLE) {
+        phases[place] = END_WITH_LENGTH;
+        *ts += dur;
+    }
+    return 1;
+}
+
+/* Forgets all calls. */
+TP_EXPORT void tp_layered_forget_calls(tp_layered *l)
+{
+    for (int i = 0; i < KEYS_MAX; i++)
+        l->calls[i].count = 0, l->calls[i].exits = l->calls[i].missing = 0;
+}
+
+/* Notes lines from `at` on. `key` is the number of the thread and function of each, -1 for a line that is not
+ * noted, and `function` that of the function. `phases` has the roles of all rows of the batch by their places;
+ * they change. Returns `to`, or the number of a line whose entry is too far before it. */
+TP_EXPORT int64_t tp_layered_note(tp_layered *l, const int32_t *key, const int32_t *function, int64_t *ts,
+                                  const int64_t *dur, uint8_t *phases, int64_t first, int64_t batch, int64_t at, int64_t to)
+{
+    for (; at < to; at++) {
+        int32_t place = (int32_t)(first + at);
+        if (key[at] < 0)
+            continue;
+        tp_calls *c = &l->calls[key[at]], *f = &l->calls[function[at]];
+        uint8_t role = phases[place];
+        int left = 0;
+        if (role == INSTANT || role == BEGIN)
+            enter(c, f, ts[at], place, role, phases, batch);
+        else if (role == END || !(left = leave(c, f, &ts[at], dur[at], place, role, phases, batch)))
+            c->count -= role != WHOLE && c->count && c->entries[c->count - 1].says_so;
+        if (left < 0)
+            break;
+    }
+    return at;
+}
