@@ -133,7 +133,8 @@ def facts(trace: bytes) -> Facts:
             continue
         if ranges := _RANGES.fullmatch((row["thread"] if is_chrome else row["track"]) or ""):
             category, where = ranges[1] or "", Place()
-        where = Place() if row["type"].startswith("legacy_async") else where
+        is_asynchronous = row["type"].startswith("legacy_async") or ranges is not None
+        where = Place() if is_asynchronous else where
         own = f"{row['thread']}".rpartition(" / ")[2] if is_chrome else row["track"]
         found[row["id"]] = Slice(
             where,
@@ -141,7 +142,7 @@ def facts(trace: bytes) -> Facts:
             row["dur"],
             "" if row["name"] in _NO_NAMES else row["name"],
             row["depth"],
-            "" if category in ("events", own) else category,
+            "" if category in ("events", own) or (where == Place() and not is_asynchronous) else category,
             tuple(sorted(known.items())),
         )
     counters = [row for row in counters if row["name"].removesuffix(" value") not in _SUMMARIES]

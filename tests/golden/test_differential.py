@@ -377,12 +377,12 @@ def test_machines_and_lives_of_perfetto_traces(data: st.DataObject) -> None:
         "wprof", "xplane-mi300",
     ],
 )  # fmt: skip
-def test_a_trace_of_tracepipe_is_itself_again(name: str, tmp_path: Path) -> None:
-    traces = [converted(Case(FIXTURES / name).input, "perfetto")[0]]
+@pytest.mark.parametrize("to", ["perfetto", "chrome"])
+def test_a_trace_of_tracepipe_is_itself_again(name: str, to: str, tmp_path: Path) -> None:
+    traces = [converted(Case(FIXTURES / name).input, to)[0]]
     for at in range(2):
-        path = tmp_path / f"{at}.pftrace"
+        path = tmp_path / f"{at}"
         path.write_bytes(traces[-1])
-        traces.append(converted(path, "perfetto")[0])
+        traces.append(converted(path, to)[0])
     first, *again = map(facts, traces)
     assert [differences(first, one) for one in again] == [[], []]
-    assert len(traces[2]) == len(traces[1])

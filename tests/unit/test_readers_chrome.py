@@ -565,6 +565,31 @@ def test_ids_that_are_not_numbers_are_names() -> None:
     assert (names[odd[0], None], names[odd]) == ("Spans", "-1")
 
 
+def test_tracks_of_a_file_of_tracepipe_are_those_of_the_recording() -> None:
+    def name(pid: int, tid: int, text: str, kind: str = "thread_name") -> dict[str, Any]:
+        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": text}}
+
+    gpu, slice = (1 << 23) + 9, {"ph": "X", "ts": 1, "dur": 2, "name": "f", "cat": "userspace"}
+    events = [
+        name(7, 0, "program", "process_name"), name(7, 3, "io 8 / CUDA API"), name(7, 4, "ranges: x (2)"),
+        name(gpu, 0, "GPU 1 H100", "process_name"), name(gpu, 5, "stream 7"), name(gpu, 6, "GPU 1 H100"),
+        slice | {"pid": 7, "tid": 3}, slice | {"pid": 7, "tid": 4}, slice | {"pid": gpu, "tid": 5},
+        slice | {"pid": gpu, "tid": 6},
+        {"ph": "C", "ts": 1, "name": "CPU use", "pid": 7, "args": {"value": 1}},
+    ]  # fmt: skip
+    other = {"trace_clock": "monotonic", "base_ns": 5_000_000}
+    records, _ = read({"otherData": other, "traceEvents": events})
+    times = {"ts_ns": 5_001_000, "dur_ns": 2000, "phase": "X", "name": "f"}
+    assert [one for one in records if one["type"] != "name"] == [
+        {**times, "type": "hook", "pid": 7, "tid": 8, "layer": "CUDA API", "args": {"cat": "userspace"}},
+        {**times, "type": "annotation", "pid": 7, "domain": "x", "range": 1, "args": {"cat": "userspace"}},
+        {**times, "type": "gpu_kernel", "gpu": 1, "stream": 7},
+    ]
+    assert {(one["pid"], one.get("tid")): one["name"] for one in records if one["type"] == "name"}[
+        7, 8
+    ] == "io"
+
+
 # PyTorch ----------------------------------------------------------------------------------------------------
 
 

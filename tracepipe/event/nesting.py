@@ -218,7 +218,7 @@ class Row:
     slices that enclose that begin, outermost first, with their ids. `above` are the rows of calls that may
     have caused what begins here, the nearer first. `starts_flows` is where a flow may start: at all open
     slices, those of ioctl, or none (0). `begun` is the place of the last begin among the operations not yet
-    taken, if it is there, and `met` that of the last instant that is the end of a flow.
+    taken, if it is there, and `met` that of the last instant.
     """
 
     base: int = NO_ROW
@@ -418,6 +418,7 @@ class Nesting:
                 ops.append((BEGIN, on, ts_ns, name, event, NO_MARK, flow, flow2, slice_id, parent))
             elif phase == "I":
                 around = row.around(ts_ns)
+                row.met = len(ops)
                 ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, flow, flow2, NONE, around))
             else:
                 self._complete(on, ts_ns, dur_ns if has_dur else 0, name, event, NO_MARK, (flow, flow2))
@@ -503,7 +504,7 @@ class Nesting:
 
     def _flow_end(self, on: int, ts_ns: int, name: int, event: int, number: int, *, has_args: bool) -> None:
         """Give an end of a flow to the slice that begins at that time, or else make an instant of it. If it
-        has no arguments, that may be the instant of the end before, if that has the same name.
+        has no arguments, the instant before takes it, if that has the same time and name.
         """
         for at in (on, *self._rows[on].overlap_rows):
             place = self._rows[at].begun
@@ -512,10 +513,9 @@ class Nesting:
             if self._ops[place][:3] == (BEGIN, at, ts_ns) and self._add_flow(place, number):
                 return
         row = self._rows[on]
-        if not has_args and 0 <= row.met < len(self._ops):
-            *op, flow, _, _, _ = self._ops[row.met]
-            if flow and op[:4] == [INSTANT, on, ts_ns, name] and self._add_flow(row.met, number):
-                return
+        met = self._ops[row.met] if not has_args and 0 <= row.met < len(self._ops) else ()
+        if met[:4] == (INSTANT, on, ts_ns, name) and self._add_flow(row.met, number):
+            return
         row.met, around = len(self._ops), row.around(ts_ns)
         self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, number, 0, NONE, around))
 

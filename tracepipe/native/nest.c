@@ -30,7 +30,7 @@ typedef struct {
     tp_around *ends;
     int64_t open_count, open_room, ends_count, ends_room;
     int64_t begun; /* the place of the last begin among the operations not yet taken, if it is there */
-    int64_t met;   /* the same of the last instant that is the end of a flow */
+    int64_t met;   /* the same of the last instant */
     int32_t base, next, overlap_count; /* the row whose overlaps it takes, and its next overlap row */
     int32_t above[2];                 /* rows of calls that may have caused what begins here */
     uint8_t starts_flows, on_stream;         /* at which of its open slices a flow may start */
@@ -544,7 +544,7 @@ static int64_t caller(tp_nest *n, const tp_row *row)
 }
 
 /* Gives an end of a flow to the slice that begins at that time, or else makes an instant of it. If it has no
- * arguments, that may be the instant of the end before, if that has the same name. */
+ * arguments, the instant before takes it, if that has the same time and name. */
 static void flow_end(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t number, int starts,
                      int has_args)
 {
@@ -560,7 +560,7 @@ static void flow_end(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
     tp_row *r = &n->rows.rows[on];
     int64_t at = r->met;
     if (!has_args && at >= 0 && at < n->op_count && n->ops.kind[at] == OP_INSTANT && n->ops.row[at] == on &&
-        n->ops.ts[at] == ts && n->ops.name[at] == name && n->ops.flow[at] && add_flow(n, at, flow))
+        n->ops.ts[at] == ts && n->ops.name[at] == name && add_flow(n, at, flow))
         return;
     at = r->met = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
     n->ops.flow[at] = flow;
@@ -603,7 +603,7 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
     }
     int64_t at;
     if (phase == 'I') {
-        at = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
+        at = row->met = put(n, OP_INSTANT, on, ts, name, event, MARK_NONE, -1);
         n->ops.parent[at] = tp_row_around(row, ts);
     } else if (phase == 'B') {
         at = begin(n, on, ts, name, event, flow);

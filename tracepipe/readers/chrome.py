@@ -91,6 +91,14 @@ from tracepipe.readers.json_elements import (
     ns_of_text,
 )
 from tracepipe.readers.merged_ranks import MergedRanks
+from tracepipe.readers.perfetto_tracks import (
+    RANGES,
+    SUMMARIES_OF_PROCESSES,
+    UNNAMED_PROCESS,
+    Stream,
+    kind_of,
+    stream_of,
+)
 from tracepipe.readers.recording import (
     BOM,
     FirstProblems,
@@ -223,6 +231,9 @@ XlaNames = dict[tuple[int | None, int | None], str]
 class Kinds:
     """Decides the kinds of events from PyTorch (`is_kineto`), VizTracer or another tool."""
 
+    is_own = False
+    """Whether tracepipe wrote the file."""
+
     def __init__(
         self,
         ids: Ids,
@@ -234,6 +245,8 @@ class Kinds:
     ) -> None:
         self._ids, self.ranks, self.is_kineto = ids, ranks, is_kineto
         self.sees_kineto = is_kineto
+        self.thread_names: dict[tuple[int, int], str] = {}
+        """The names of threads that are in the names of tracks."""
         self.xla = dict(xla or {})
         """The names of XLA's processes and threads that have any meaning here."""
         self.has_gpu_of_xla = any(map(xla_events.GPU.match, self.xla.values()))
@@ -250,6 +263,10 @@ class Kinds:
                 **dict.fromkeys(("cpu_op", "operator", "fwdbwd"), self._operator),
                 "cpu_instant_event": self._instant,
             }
+
+    def is_repeated(self, event: dict[str, Any]) -> bool:
+        """Whether an event only repeats what others show."""
+        return False
 
     def is_known_otherwise(self, category: str) -> bool:
         """Whether flows of a category join the same events as `launch`. These often lack an end."""
@@ -415,6 +432,89 @@ class Kinds:
         return Kind(fields)
 
 
+_OWN_THREAD = re.compile(r"(.*?) (\d{1,10}) / (.+)", re.DOTALL)
+# Processes with these ids are groups. Further groups get ids that tracepipe has not given before.
+_GROUPS: Final = range(1 << 23, (1 << 23) + (1 << 18))
+_MADE_UP_AGAIN: Final = ID_LIMIT // 4 * 3
+# The most characters of all names of tracks.
+_OWN_NAMES_MAX: Final = 1 << 22
+
+
+class OwnKinds(Kinds):
+    """Decides the kinds of events of a file that tracepipe wrote. Each of its threads is a track, whose name
+    has those of the thread and the layer. A process beyond those of Linux is a group.
+    """
+
+    is_own = True
+
+    def __init__(self, ids: Ids) -> None:
+        super().__init__(ids, MergedRanks())
+        ids.stay_below(_MADE_UP_AGAIN)
+        self._names: dict[tuple[int, int | None], str] = {}
+        self._room = _OWN_NAMES_MAX
+
+    def name_row(self, pid: int, tid: int | None, name: str) -> None:
+        """Note the name of a process or a track."""
+        if len(name) > self._room:
+            return
+        self._room -= len(name)
+        self._names[pid, tid] = name
+        found = _OWN_THREAD.fullmatch(name) if tid is not None and pid not in _GROUPS else None
+        if found and found[1] not in (UNNAMED_PROCESS, self._names.get((pid, None))):
+            self.thread_names[pid, int(found[2])] = found[1]
+
+    def _name(self, event: dict[str, Any]) -> tuple[int | None, str]:
+        """The process of an event, and the name of its track; None where they are not known."""
+        pid, tid = event.get("pid"), event.get("tid")
+        if type(pid) is not int or type(tid) is not int:
+            return None, ""
+        return pid, self._names.get((pid, tid), "")
+
+    def is_repeated(self, event: dict[str, Any]) -> bool:
+        """Whether an event only repeats what others show."""
+        pid, track = self._name(event)
+        is_counter, name = event.get("ph") == COUNTS, str(event.get("name"))
+        if pid is None or pid not in _GROUPS:
+            return is_counter and name in SUMMARIES_OF_PROCESSES
+        stream = self._stream(pid, name if is_counter else track)
+        return stream is not None and stream.is_summary
+
+    def _stream(self, pid: int, track: str) -> Stream | None:
+        group = self._names.get((pid, None), "")
+        return stream_of((group,) if track == group else (group, track))
+
+    def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
+        """The kind of an event."""
+        pid, track = self._name(event)
+        fields: dict[str, Any]
+        if pid is None or not track:
+            return super().kind(event, category, args)
+        if pid in _GROUPS:
+            if stream := self._stream(pid, track):
+                name = args.get("kernel", event.get("name"))
+                of_stream = {"gpu": stream.gpu, "stream": stream.number}
+                kernel = {"type": kind_of(str(name)), "name": str(name), **of_stream}
+                return Kind(kernel, rules={"kernel": None})
+            group = {"pid": self._names.get((pid, None), ""), "tid": track}
+            fields = self._ids.thread(group, {"type": "hook", "layer": EVENTS})
+        elif found := RANGES.fullmatch(track):
+            domain = {"domain": found[1]} if found[1] else {}
+            number = max(0, min(int(found[2] or 1) - 1, RANGE_LIMIT))
+            fields = {"type": "annotation", "pid": pid, **domain, "range": number}
+        elif found := _OWN_THREAD.fullmatch(track):
+            fields = self._ids.thread({"pid": pid, "tid": int(found[2])}, {"type": "hook", "layer": found[3]})
+        else:
+            fields = {"type": "hook", "pid": pid, "layer": track.rpartition(" / ")[2]}
+        ahead = {"cat": category} if category and category != fields.get("layer", "annotation") else {}
+        return Kind(fields, ahead=ahead)
+
+    def counter(self, event: dict[str, Any], category: str) -> Kind:
+        """The kind of a counter."""
+        pid = event.get("pid")
+        process = self._names.get((pid, None), "") if type(pid) is int and pid in _GROUPS else pid
+        return Kind(self._ids.thread({"pid": process}, {"type": "hook", "layer": EVENTS}))
+
+
 GRAPH: Final = "graph"
 _GPU_LANES, _OF_GPU = 200_000, 1_000_000
 
@@ -529,6 +629,8 @@ class ChromeEvents:
             raise Unusable("ts", "is missing" if "ts" not in event else "is not a time that a trace can have")
         category = event.get("cat")
         category = self._shortened(category) if type(category) is str else ""
+        if self._kinds.is_own and self._kinds.is_repeated(event):
+            return
         if phase == "X":
             self._add_slice(event, ts_ns, category, text)
         elif phase in _INSTANTS or phase in _OF_OBJECTS:
@@ -618,17 +720,20 @@ class ChromeEvents:
         if not self.has_flows:
             return
         bound = row_sorter()
-        slices = FlowSlices(bound)
+        slices = FlowSlices(bound, by_layer=self._kinds.is_own)
         flows = (row for rows in self.flows.in_order() for row in rows)
         flow = next(flows, None)
         for rows in self.rows.in_order(again=True):
             for row in rows:
-                if row.rank != SLICE:
+                if row.rank != SLICE and not (self._kinds.is_own and row.rank == MARK):
                     continue
                 while flow is not None and flow.ts_ns < row.ts_ns:
                     slices.add_flow(flow)
                     flow = next(flows, None)
-                slices.add(row)
+                if row.rank == SLICE:
+                    slices.add(row)
+                else:
+                    slices.add_mark(row)
         while flow is not None:
             slices.add_flow(flow)
             flow = next(flows, None)
@@ -697,7 +802,8 @@ class ChromeEvents:
         if phase in "BE":
             args = _args_of(event, _KNOWN)
             kind = self._kinds.kind(event, category if phase == "B" else "", args)
-            key: list[Any] = ["", kind.fields.get("pid"), kind.fields.get("tid")]
+            of = event if self._kinds.is_own else kind.fields
+            key: list[Any] = ["", of.get("pid"), of.get("tid")]
             flow = self._bound(event, kind) if phase == "B" else None
         else:
             id = id_of(event)
@@ -755,6 +861,7 @@ class ChromeEvents:
 
     def name_records(self) -> list[Record]:
         """Names and places of processes and threads, as records."""
+        self._names |= {key: {"name": name} for key, name in self._kinds.thread_names.items()}
         for key, name in self._ids.named():
             self._names.setdefault(key, {}).setdefault("name", self._shortened(name))
         orders = sorted({record["order"] for record in self._names.values() if "order" in record})
@@ -903,6 +1010,8 @@ class NativeChromeEvents(ChromeEvents):
 
 CLOCK: Final = "trace"
 BASE: Final = "baseTimeNanoseconds"
+_OTHER: Final = "otherData"
+_OF_OWN, _OWN_CLOCKS = {"trace_clock", "base_ns"}, ("monotonic", "boottime", "realtime")
 OF_KINETO: Final = frozenset({"schemaVersion", "deviceProperties", "distributedInfo"})
 VIZTRACER: Final = "viztracer_metadata"
 _KINETO_EVENT = re.compile(f'"cat"\\s*:\\s*"(?:{"|".join(_OF_KINETO)})"'.encode())
@@ -925,6 +1034,8 @@ _OPEN_MAX: Final = 1 << 15
 _STACK_LENGTH_MAX: Final = 1 << 12
 # The most text of the places of slices that may be around the end of a flow, and of ends that wait.
 _AROUND_BYTES_MAX: Final = 1 << 21
+# The last instants of this many threads are known.
+_MARKS_MAX: Final = 1 << 8
 # At most this many flows are followed, with texts of so many bytes.
 _STARTS_MAX, _STARTS_BYTES_MAX = 1 << 14, 1 << 22
 _Key = tuple[Any, ...]
@@ -952,6 +1063,7 @@ class _Members:
         self.origin = replace(origin, is_kineto=is_kineto, is_viztracer=is_viztracer)
         self.is_kineto, self.is_viztracer = is_kineto, is_viztracer
         self.is_proton = not is_kineto and elements.sees(_PROTON_EVENT)
+        self.is_own = self._member(_OTHER).keys() >= _OF_OWN
 
     @property
     def _has_kineto(self) -> bool:
@@ -1005,6 +1117,8 @@ class _Members:
 
     def kinds(self, ids: Ids) -> Kinds:
         """The kinds of its events."""
+        if self.is_own:
+            return OwnKinds(ids)
         if self.is_proton:
             return ProtonKinds(ids, MergedRanks())
         ranks = MergedRanks(follows_arrows=self.origin.follows_arrows)
@@ -1040,6 +1154,9 @@ class _Members:
 
     def clock(self, events: ChromeEvents) -> str:
         """The clock of the times."""
+        if self.is_own:
+            clock = self._member(_OTHER).get("trace_clock")
+            return clock if clock in _OWN_CLOCKS else CLOCK
         if self.is_viztracer:
             # In files that were combined by their starts or markers, times count from there.
             is_aligned = events.least_ns <= 0 or events.last_ns < (self.marker_ns or 0) // 2
@@ -1048,6 +1165,9 @@ class _Members:
 
     def ahead_ns(self, events: ChromeEvents, clock: str) -> int:
         """The offset to add to each time, ns."""
+        if self.is_own:
+            base_ns = self._member(_OTHER).get("base_ns")
+            return base_ns if type(base_ns) is int and 0 <= base_ns < 1 << 62 else 0
         if clock == CLOCK:
             return max(0, -events.least_ns)
         base_ns = 0 if clock == MONOTONIC else self._base_ns
@@ -1322,6 +1442,8 @@ class _FlowEnd:
     row: SortedRow
     around: _Around | None
     used: bool = False
+    name: str = ""
+    """The name of the instant that has it; empty for the flow's own name."""
 
     @property
     def size_bytes(self) -> int:
@@ -1330,26 +1452,29 @@ class _FlowEnd:
 
 
 _Thread = tuple[Any, ...]
-_PLACE: Final = ("type", "layer", "domain", "pid", "tid", "gpu", "stream")
+_PLACE: Final = ("type", "layer", "domain", "pid", "tid", "gpu", "stream", "range")
 
 
 class FlowSlices:
     """Adds to `bound` a flow for each two ends that belong together. An end belongs to the innermost slice
-    that is open at that time, or to the next one of the thread. Both come in the order of time. Ends that
-    are in no slice become instants.
+    that is open at that time, or to the next one of the thread, or of the layer with `by_layer`. Both come
+    in the order of time. Ends that are in no slice become instants.
 
         s    the flow starts here, unless it has
         t    a flow from where it was last, and on from here
         f    a flow from where it was last
     """
 
-    def __init__(self, bound: SortedRows) -> None:
+    def __init__(self, bound: SortedRows, *, by_layer: bool) -> None:
         self._bound = bound
+        self._of_thread = ("pid", "tid", "gpu", "stream") + (("layer", "domain", "range") if by_layer else ())
         self._places = Cache[bytes, tuple[_Thread, bytes, str, bool]]()
         self._open: dict[_Thread, list[_Around]] = {}
         self._waiting: dict[_Thread, list[tuple[SortedRow, _FlowEnd | None]]] = {}
         """The ends that wait for the next slice of a thread, and where their flows were last."""
         self._bytes = self._waiting_bytes = self._starts_bytes = 0
+        self._marks: dict[_Thread, tuple[int, str]] = {}
+        """The time and the name of the last instant of a thread."""
         self._starts: dict[int, _FlowEnd] = {}
         """Where flows were last, by their numbers; those that were used last are at the end."""
         self._count = 0
@@ -1358,7 +1483,7 @@ class FlowSlices:
         """The thread of a record, its place, its phase, and whether it belongs to the next slice."""
         if (known := self._places.get(first)) is None:
             record = orjson.loads(first)
-            thread = tuple(record.get(key) for key in ("pid", "tid", "gpu", "stream"))
+            thread = tuple(map(record.get, self._of_thread))
             place = packed({key: record[key] for key in _PLACE if key in record})
             is_next = record.get("is_next", False)
             known = self._places.keep(first, (thread, place, record["phase"], is_next), len(first))
@@ -1379,6 +1504,13 @@ class FlowSlices:
         self._open.setdefault(thread, []).append(around)
         self._bytes += len(place)
 
+    def add_mark(self, row: SortedRow) -> None:
+        """Add an instant, to which flows of the same time belong."""
+        thread, _, _, _ = self._place(row.first)
+        if len(self._marks) >= _MARKS_MAX:
+            self._marks.clear()
+        self._marks[thread] = row.ts_ns, orjson.loads(row.first)["name"]
+
     def _opened(self, thread: _Thread, ts_ns: int) -> _Around | None:
         """The innermost slice of a thread that is open at a time."""
         opened = self._open.get(thread, [])
@@ -1397,6 +1529,10 @@ class FlowSlices:
         around = self._opened(thread, row.ts_ns)
         size = len(row.first) + len(row.second)
         begins = around is not None and around.ts_ns == row.ts_ns
+        marked_ns, name = self._marks.get(thread, (None, ""))
+        if marked_ns == row.ts_ns and not begins:
+            self._add_end(_FlowEnd(row, None, name=name))
+            return
         if is_next and not begins and self._waiting_bytes + size <= _AROUND_BYTES_MAX:
             self._waiting.setdefault(thread, []).append((row, self._starts.get(row.number)))
             self._waiting_bytes += size
@@ -1448,7 +1584,7 @@ class FlowSlices:
         """Add a row for the end of a flow. It follows that of its slice."""
         row, around = end.row, end.around
         record = {key: value for key, value in orjson.loads(row.first).items() if key != "is_next"}
-        record["phase"] = phase
+        record |= {"phase": phase, "name": end.name or record["name"]}
         second = b"" if end.used else row.second
         end.used = True
         if around is None:
@@ -1482,7 +1618,8 @@ class _Trace:
     def recording(self) -> Recording:
         """The recording."""
         header = self._around.header(self._events, self._clock)
-        return Recording(header, self._batches(), self._sorted.tables)
+        states_itself = self._around.is_own
+        return Recording(header, self._batches(), self._sorted.tables, states_itself=states_itself)
 
     def _read(self, stream: BinaryIO, origin: _Origin) -> _Origin:
         """Read all events, and return what is known of the trace then. Members may stand after the events:

@@ -67,9 +67,10 @@ _GPU = re.compile(r"GPU (\d{1,4})( .*)?")
 _STREAM = re.compile(r"stream (\d{1,19})(?: \(overlap (\d{1,4})\))?")
 _SUMMARIES = [counter for counter in COUNTERS if counter.category == SUMMARY]
 _SUMMARIES_OF_GPUS: Final = {one.name for one in _SUMMARIES if one.owner == "gpu"}
-_SUMMARIES_OF_PROCESSES: Final = {(one.name, one.unit) for one in _SUMMARIES if one.owner == "process"}
+_UNITS_OF_SUMMARIES: Final = {(one.name, one.unit) for one in _SUMMARIES if one.owner == "process"}
+SUMMARIES_OF_PROCESSES: Final = {name for name, _ in _UNITS_OF_SUMMARIES}
 _SM = re.compile(r"SM \d{1,18}")
-_RANGES = re.compile(r"ranges(?:: (.+?))?(?: \((\d{1,9})\))?")
+RANGES = re.compile(r"ranges(?:: (.+?))?(?: \((\d{1,9})\))?")
 _COPY = re.compile(r"[HDAP]to[HDAP]|memset|set|default")
 # This is added to the numbers of streams for their overlap tracks.
 _OVERLAPS_APART: Final = 1_000_000
@@ -103,7 +104,7 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
 
 def is_summary_counter(name: str, unit: str) -> bool:
     """Whether a counter is computed from other tracks, as the processor time of a process is."""
-    return (name, unit) in _SUMMARIES_OF_PROCESSES
+    return (name, unit) in _UNITS_OF_SUMMARIES
 
 
 def kernel_name(name: str, second: bytes) -> str:
@@ -758,7 +759,7 @@ class Tracks:
         return number
 
     def _place_of(self, uuid: int, chain: list[int]) -> Place:
-        root, found = self._of(chain[-1]), _RANGES.fullmatch(self._name(uuid)) if self.is_own else None
+        root, found = self._of(chain[-1]), RANGES.fullmatch(self._name(uuid)) if self.is_own else None
         if found and len(chain) == 2 and root.pid is not None and root.tid is None:
             pid, number = self._ids.thread({"pid": root.pid}, {})["pid"], int(found[2] or 1) - 1
             return Place(pid, None, "annotation", range=(found[1] or "", max(0, min(number, RANGE_LIMIT))))
