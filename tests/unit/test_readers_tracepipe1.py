@@ -16,7 +16,7 @@ from tracepipe.event.columns import NONE, SPECIAL
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.event.warps import Warps
 from tracepipe.readers import READERS, recognise, recording, tracepipe1
-from tracepipe.readers.recording import Rejoined, chunks_of_lines
+from tracepipe.readers.recording import Rejoined, chunks_of_text
 from tracepipe.readers.tracepipe1 import NativeWarpLines
 
 HEADER = orjson.dumps(Header(clock="monotonic").to_record())
@@ -315,8 +315,8 @@ def test_lines_are_numbered_whatever_the_chunks(parts: list[bytes], chunk: int, 
         want.pop()
     got: dict[int, bytes] = {}
     cuts = []
-    for first, some, cut in chunks_of_lines(io.BytesIO(data), chunk):
-        got |= dict(enumerate(some, first))
+    for some, cut in chunks_of_text(io.BytesIO(data), chunk):
+        got |= dict(enumerate(some.split(b"\n"), len(got) + 1))
         cuts.append(cut)
     assert got == dict(enumerate(want, 1))
     assert any(cuts) == bool(data and not data.endswith(b"\n"))

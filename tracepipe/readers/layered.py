@@ -138,10 +138,12 @@ class LayeredLines(ScriptLines[Record]):
             self._core = NativeLines(core, self, self.tables)
         self._ends = self._core or _CallEnds(self)
 
-    def read_lines(self, first: int, lines: list[bytes], is_cut: bool) -> None:
-        self.batch.text_bytes = sum(map(len, lines))
-        places = range(len(lines)) if self._core is None else self._core.read(first, lines)
-        self.read_numbered(((first + at, lines[at]) for at in places), is_cut=is_cut)
+    def read_text(self, first: int, text: bytes, is_cut: bool) -> int:
+        self.batch.text_bytes = len(text)
+        if self._core is None:
+            return super().read_text(first, text, is_cut)
+        self.read_numbered(self._core.read(first, text), is_cut=is_cut)
+        return self._core.count
 
     def columns(self) -> EventColumns:
         if self._core is None:

@@ -125,7 +125,7 @@ class NativeLines:
 
     def _begin(self, count: int, size: int) -> None:
         """Begin a batch of so many lines and bytes."""
-        self._batch, self._batches, self._count = self._lines.batch, self._batches + 1, count
+        self._batch, self._batches, self.count = self._lines.batch, self._batches + 1, count
         self._ts, self._dur = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self._stem, self._args = np.zeros(count, np.int32), np.zeros(count, np.int32)
         self._index = no_indices(count)
@@ -135,14 +135,13 @@ class NativeLines:
         self._places: list[int] = []
         self._is_native = np.zeros(count, np.bool_)
 
-    def read(self, first: int, lines: list[bytes]) -> Iterator[int]:
-        """Read lines, and yield the place of each that the core cannot read when it is its turn."""
+    def read(self, first: int, text: bytes) -> Iterator[tuple[int, bytes]]:
+        """Read lines, and yield the number and the text of each that the core cannot read, in its turn."""
         if len(self._stems) >= _STEMS_MAX:
             self._core.tp_layered_forget(self._state)
             self._stems.clear()
             self._number[:], self._key[:] = NONE, NONE
-        text = b"\n".join(lines)
-        self._begin(len(lines), len(text))
+        self._begin(text.count(b"\n") + 1, len(text))
         self._read(text)
         ts, stem, dur, foreign = self._ts, self._stem, self._dur, self._stem == NONE
         whole = self._is_whole[stem]
@@ -151,33 +150,37 @@ class NativeLines:
             foreign |= self._has_no_start[stem]
         self._line_ts = np.where(self._has_event[stem], ts, 0)
         ts[whole] -= dur[whole]
-        self._phases[: len(lines)] = self._role[stem]
+        self._phases[: self.count] = self._role[stem]
+        lines = text.split(b"\n") if foreign.any() else []
         start = 0
-        for stop in (*np.flatnonzero(foreign).tolist(), len(lines)):
+        for stop in (*np.flatnonzero(foreign).tolist(), self.count):
             while start < stop:
                 start, begin = self._in_order(start, stop), start
                 self._join(first, begin, start)
                 if start < stop:
                     foreign[start] = True
-                    yield from self._by_itself(start)
+                    lines = lines or text.split(b"\n")
+                    yield first + start, lines[start]
+                    self._place_records(start)
                     start += 1
-            if stop < len(lines):
-                yield from self._by_itself(stop)
+            if stop < self.count:
+                yield first + stop, lines[stop]
+                self._place_records(stop)
             start = stop + 1
         self._is_native = self._has_event[stem] & ~foreign
 
-    def _by_itself(self, at: int) -> Iterator[int]:
-        yield at
+    def _place_records(self, at: int) -> None:
+        """Note that the new records are of the line at a place."""
         self._places += [at] * (len(self._lines.records) - len(self._places))
 
     def _read(self, text: bytes) -> None:
         columns = self._ts, self._stem, self._args, self._dur, self._index
         view, done, at = LayeredRows(*(column.ctypes.data for column in columns)), ctypes.c_int64(0), 0
         refs = self._state, self._tables.reader, text, len(text), ctypes.byref(done)
-        while at < self._count:
+        while at < self.count:
             known = len(self._stems) if len(self._stems) < _STEMS_MAX else _ALL_KNOWN
-            at = checked(self._core.tp_layered_read(*refs, known, ctypes.byref(view), at, self._count))
-            if at < self._count:
+            at = checked(self._core.tp_layered_read(*refs, known, ctypes.byref(view), at, self.count))
+            if at < self.count:
                 self._learn(len(self._stems))
 
     def _learn(self, number: int) -> None:
@@ -197,7 +200,7 @@ class NativeLines:
         parts = text.split(_HOLE)
         holes = [b'"\\u0001%d"' % at for at in range(len(parts) - 1)]
         try:
-            line = json.loads(b"".join(map(bytes.__add__, parts, [*holes, b""])), object_pairs_hook=_members)
+            line = _PARSED(b"".join(map(bytes.__add__, parts, [*holes, b""])).decode())
             record = self._lines.event_of_stem(line)
         except (Unusable, _TwiceError):
             return None
@@ -261,7 +264,7 @@ class NativeLines:
         key, function = (
             np.array([number], np.int32) for number in self._numbers(key_of(record, self._tables.long_names))
         )
-        place, phase = self._count + len(self._lines.records), record["phase"]
+        place, phase = self.count + len(self._lines.records), record["phase"]
         has_dur = END_WITH_LENGTH if "dur_ns" in record else END
         self._phases[place] = {"I": INSTANT, "B": BEGIN, "X": WHOLE}.get(phase, has_dur)
         ts, dur = np.array([[record["ts_ns"]], [record.get("dur_ns", 0)]], np.int64)
@@ -300,7 +303,7 @@ class NativeLines:
 
     def merged(self, of_records: EventColumns) -> EventColumns:
         """The events of the batch in the order of its lines, with those of its records."""
-        if self._lines.batch is not self._batch or not self._count:
+        if self._lines.batch is not self._batch or not self.count:
             return of_records
         at = np.flatnonzero(self._is_native)
         stem = self._stem[at]
@@ -342,3 +345,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         raise _TwiceError
     return members
+
+
+# json.loads would make a decoder for each stem.
+_PARSED: Final = json.JSONDecoder(object_pairs_hook=_members).decode

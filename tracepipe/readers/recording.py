@@ -116,17 +116,6 @@ def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator
         yield rest, True
 
 
-def chunks_of_lines(
-    stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[tuple[int, list[bytes], bool]]:
-    """Yield (number of the first line, lines, cut) as `chunks_of_text`."""
-    first = 1
-    for text, cut in chunks_of_text(stream, chunk_bytes):
-        lines = text.split(b"\n")
-        yield first, lines, cut
-        first += len(lines)
-
-
 THREAD_EXIT: Final = "gpu_thread_exit"
 """The type of a line that is the exit of a thread. It is read as a `gpu_thread`."""
 UNNAMED_KERNEL: Final = "kernel"
@@ -253,9 +242,11 @@ class LineReader:
         """Read a line. One that `is_cut` has no newline, as the input ended. Raises Unusable."""
         raise NotImplementedError
 
-    def read_lines(self, first: int, lines: list[bytes], is_cut: bool) -> None:
-        """Read lines of the input, the first of which has this number."""
+    def read_text(self, first: int, text: bytes, is_cut: bool) -> int:
+        """Read whole lines of the input, the first of which has this number. Return how many they are."""
+        lines = text.split(b"\n")
         self.read_numbered(enumerate(lines, first), is_cut=is_cut)
+        return len(lines)
 
     def read_numbered(self, lines: Iterable[tuple[int, bytes]], *, is_cut: bool) -> None:
         """Read lines with their numbers. Those that cannot be used become problems."""
@@ -293,11 +284,10 @@ class LineReader:
 
     def batches(self, stream: BinaryIO) -> Iterator[SourceBatch]:
         """A batch for each chunk of lines, and one for the end."""
-        for first, lines, is_cut in chunks_of_lines(stream, self.chunk_bytes):
+        first = 1
+        for text, is_cut in chunks_of_text(stream, self.chunk_bytes):
             self.records, self.batch = [], SourceBatch(no_events())
-            if first == 1:
-                lines[0] = lines[0].removeprefix(BOM)
-            self.read_lines(first, lines, is_cut)
+            first += self.read_text(first, text.removeprefix(BOM) if first == 1 else text, is_cut)
             yield self._in_columns()
         self.records, self.batch = [], SourceBatch(no_events())
         self.read_end()
