@@ -110,15 +110,36 @@ def sparse(info: tarfile.TarInfo) -> None:
     info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 12}
 
 
+def shared(headers: list[tuple[str, bytes]]) -> bytes:
+    """An archive with a file, and headers of the given types before it."""
+    parts = []
+    for kind, content in headers:
+        info = tarfile.TarInfo("header")
+        info.type, info.size = kind.encode(), len(content)
+        parts += [info.tobuf(), content + bytes(-len(content) % 512)]
+    return b"".join(parts) + tarred(ONE)
+
+
 ONE = {"run.json": trace("work")}
+# Where the directory begins, as the end of a ZIP has it.
+ENDS = zipped(ONE)[-6:-2]
 DAMAGED = {
-    "a directory that is large": (zipped({f"{at}": b"" for at in range(30_000)}), "1,048,576 bytes"),
-    "a name that is large": (tarred({"x" * 2_000_000: b""}), "1,048,576 bytes"),
+    "a directory that is large": (zipped({f"{at}": b"" for at in range(30_000)}), "is too long"),
+    "a name that is large": (tarred({"x" * 2_000_000: b""}), "is too long"),
+    "many names for one file": (shared([("L", b"x" * 9_000)] * 9), "is too long"),
+    "names for one file, without end": (shared([("L", b"x")] * 9_000), "is too long|recursion"),
+    "names that are large": (tarred({f"{at}".rjust(50_000, "x"): b"" for at in range(22)}), "too long"),
+    "much that stands for all files": (
+        shared([("g", b"".join(b"%d %d=\n" % (len(b"%d" % at) + 4, at) for at in range(10, 1_100)))]),
+        "stands for all",
+    ),
+    "no number": (tarred(ONE, lambda info: info.pax_headers.update({"GNU.sparse.size": "x"})), "invalid"),
+    "a file before its begin": (zipped(ONE).replace(ENDS, b"\xff\xff\xff\0"), "begins before"),
     "many files": (tarred({f"{at}": b"" for at in range(10_001)}), "more than 10,000 files"),
     "no file": (zipped({}), "without a trace"),
     "holes": (tarred({"run.json": b"1\n0\n512\n".ljust(512, b"\0")}, sparse), "has holes"),
     "a method that is rare": (zipped(ONE, zipfile.ZIP_BZIP2), "method 12"),
-    "a password": (encrypted(ONE), "password"),
+    "a password": (encrypted(ONE), "is encrypted"),
     "a zip that was cut": (zipped(ONE)[:-30], "not a zip file"),
     "a tar that was cut": (tarred(ONE)[:1024], "cut off"),
     "a tar that was cut and compressed": (gzip.compress(tarred(ONE))[:-20], "cut off in the middle"),
