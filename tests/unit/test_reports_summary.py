@@ -388,6 +388,16 @@ def test_names_that_differ_are_shown_apart_however_little_room_they_have(width: 
     assert all(len(one) <= width - 2 for one in shown)
 
 
+@pytest.mark.parametrize("before", ["kernel_of_a_", "kernel_of_a_b_", "漢漢漢漢漢漢"])
+def test_names_of_two_kinds_are_shown_apart_too(before: str) -> None:
+    ends = [f"{'m' * 40}{one}{'z' * 20}{other}{'y' * 40}" for one in "cd" for other in "efgh"]
+    shown = {
+        width: names_shown([before + of + end for of in "ST" for end in ends], width)
+        for width in range(20, 32)
+    }
+    assert [len(set(of)) for of in shown.values()] == [2 * len(ends)] * len(shown)
+
+
 def test_of_names_that_are_alike_the_place_is_shown_where_they_differ() -> None:
     start, end = "vectorized_elementwise_kernel<4, ", "Functor<float>, Array<char*, 2ul>>"
     shown = names_shown([f"{start}{what}{end}" for what in ("add", "tanh")], 32)

@@ -296,14 +296,19 @@ def _elided_apart(texts: list[str], size: int) -> list[str]:
     alike: dict[str, list[str]] = {}
     for text, its in short.items():
         alike.setdefault(its, []).append(text)
+    taken, number = set(short.values()), 0
     for several in (of for of in alike.values() if len(of) > 1):
         pairs = zip(min(several), max(several), strict=False)
         differs_at = next((at for at, (a, b) in enumerate(pairs) if a != b), 0)
         head = several[0][: min(size // 3, differs_at)]
-        for number, text in enumerate(several, 1):
+        for text in several:
             its = f"{head}…{_elided(text[differs_at:].lstrip(), size - _cells(head) - 1)}"
-            if its in short.values() or _cells(its) > size:
+            if _cells(its) > size:
+                its = short[text]
+            while its in taken:
+                number += 1
                 its = f"{_elided(text, size - 1 - len(str(number)))}#{number}"
+            taken.add(its)
             short[text] = its
     return [short[text] for text in texts]
 
