@@ -219,6 +219,28 @@ def test_frees_of_unknown_addresses_may_be_of_allocations_without_one(load: Load
     assert said in result.notes
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param([did("alloc", 50, address=1), did("free", 60)], id="of another allocation"),
+        pytest.param(
+            [
+                did("alloc", 50, address=1),
+                did("alloc", 60),
+                did("free", 70),
+                did("free", 80, address=2),
+            ],
+            id="that seemed to be unknown",
+        ),
+    ],
+)
+def test_a_free_without_an_address_may_give_one_to_an_allocation_without_one(
+    before: list[dict[str, Any]], load: Load
+) -> None:
+    result = run(load(*before, did("alloc", 100, size=10), did("free", 200, address=1)), Options())
+    assert any("at least 0 were not freed: 0 B or more" in note for note in result.notes)
+
+
 def test_with_losses_the_figures_are_bounds(load: Load) -> None:
     loss = {"type": "loss", "layer": "userspace", "count": 12}
     result = run(load(did("alloc", 1_100, 0x10, 1), loss), Options())

@@ -407,16 +407,20 @@ class _Following:
     def _free(self, event: _Event, side: str) -> None:
         place = self._place(event.pid, event.gpu if side == DEVICE else None, side)
         key = self._key(event, side)
-        nameless = self._nameless.get((event.pid, side == HOST), Nameless())
+        of = event.pid, side == HOST
+        nameless = self._nameless.get(of, Nameless())
         if key == NONE:
             place.unmatched += 1
-            nameless.frees += 1
+            # Of an allocation with an address, too: a free of that address may be of one without, later.
+            self._nameless.setdefault(of, nameless).frees += 1
             self._count(place, event.at_ns, -(event.size_bytes or 0), event.total_bytes)
             return
-        if self._live[key] == NONE and nameless.has_open():
-            nameless.frees += 1
-            self._add(event, place, key)
-            return
+        if self._live[key] == NONE:
+            was_open = nameless.has_open()
+            nameless.frees += nameless.count > 0
+            if was_open:
+                self._add(event, place, key)
+                return
         one, self._live[key] = self._live[key], NONE
         if one == NONE:
             before = self._freed[key]
