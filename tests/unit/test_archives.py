@@ -17,7 +17,7 @@ import zstandard
 
 import tracepipe
 from tracepipe.api.convert import account_lines
-from tracepipe.errors import InputError
+from tracepipe.errors import InputError, OutputError
 from tracepipe.recording.archives import Archive
 
 
@@ -93,6 +93,8 @@ def test_an_archive_that_convert_wrote_is_read_again(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_bytes(trace(name, ts))
     archive, shown = tmp_path / "all.zip", tmp_path / "shown.txt"
     tracepipe.convert([tmp_path / "first.json", tmp_path / "second.json"], archive, "archive")
+    with pytest.raises(OutputError, match="is the recording itself"):
+        tracepipe.convert(f"{archive}/first.pftrace", archive, "archive", force=True)
     account = tracepipe.convert(archive, shown, "text")
     assert "10000 +     5000  second" in shown.read_text()
     assert any(f"trace of {archive}" in line for line in account_lines(account))

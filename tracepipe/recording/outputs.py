@@ -32,6 +32,7 @@ from tracepipe.errors import OutputError
 from tracepipe.options import STANDARD
 from tracepipe.recording import remote
 from tracepipe.recording.compression import compressing
+from tracepipe.recording.files import archive_of
 from tracepipe.sudo import sudo_ids
 
 _AT_FDCWD = -100
@@ -284,7 +285,7 @@ def replacing(
         return
     target = Path(path)
     kind = output_kind(path, force=force)
-    made_of = [source for source in sources if source != STANDARD]
+    made_of = [archive_of(source) or source for source in sources if source != STANDARD]
     if kind == stat.S_IFREG and any(paths.is_same(target, source) for source in made_of):
         raise OutputError(f"{path} is the recording itself", "Name another file with -o.")
     if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
