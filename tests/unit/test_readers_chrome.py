@@ -522,6 +522,17 @@ def test_a_slice_takes_all_of_its_flows() -> None:
     assert flows_of(events(*slices, *ends)) == [(10_000, at * 10_000) for at in range(2, 7)]
 
 
+@pytest.mark.usefixtures("core")
+def test_ends_in_slices_without_another_end_are_counted() -> None:
+    around, of = {"ph": "X", "name": "around", "ts": 10, "dur": 50}, ((1, "s"), (2, "s"), (2, "s"), (3, "t"))
+    starts = [{"ph": phase, "cat": "c", "id": id, "ts": 14} for id, phase in of]
+    records, problems = read([{"pid": 1, "tid": 8, **one} for one in (around, *starts)])
+    assert not any("flow" in one for one in records)
+    assert [problem.message for problem in problems] == [
+        "4 ends of flows in slices have no other end: they are not drawn"
+    ]
+
+
 @pytest.mark.parametrize("limit", [0, 1 << 21])
 def test_slices_around_flows_are_kept_in_limited_memory(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome, "_AROUND_BYTES_MAX", limit)

@@ -122,6 +122,7 @@ from tracepipe.readers.sorted_rows import (
     batches_of,
     row_sorter,
 )
+from tracepipe.units import counted
 
 EVENTS: Final = "events"
 """The layer of events that are neither from PyTorch nor from VizTracer."""
@@ -577,7 +578,7 @@ class ChromeEvents:
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
         self._kinds, self._ids, self.ranks = kinds, ids, kinds.ranks
         self.rows, self.paired, self.flows = row_sorter(), row_sorter(), row_sorter()
-        self.has_flows = False
+        self.has_flows, self.alone = False, 0
         """Whether there are `flows`: ends of flows that belong to a slice around them, or to the next one."""
         self.first_ns, self.last_ns = TIME_LIMIT_NS, 0
         """The first and the last time, without 0."""
@@ -738,6 +739,7 @@ class ChromeEvents:
             slices.add_flow(flow)
             flow = next(flows, None)
         slices.end()
+        self.alone = slices.alone
         for rows in bound.in_order():
             for row in rows:
                 self.rows.add(row)
@@ -1478,6 +1480,8 @@ class FlowSlices:
         self._starts: dict[int, _FlowEnd] = {}
         """Where flows were last, by their numbers; those that were used last are at the end."""
         self._count = 0
+        self.alone = 0
+        """Ends in slices that have no other end: nothing is drawn of them."""
 
     def _place(self, first: bytes) -> tuple[_Thread, bytes, str, bool]:
         """The thread of a record, its place, its phase, and whether it belongs to the next slice."""
@@ -1575,7 +1579,8 @@ class FlowSlices:
             self._draw(end, "f", flow)
 
     def _leave(self, end: _FlowEnd) -> None:
-        """Draw an end without a second one, unless it is in a slice."""
+        """Draw an end without a second one, unless it is in a slice, and count it then."""
+        self.alone += end.around is not None and not end.used
         if end.around is None and not end.used:
             self._count += 1
             self._draw(end, self._place(end.row.first)[2], flow_number("bound", self._count))
@@ -1691,6 +1696,9 @@ class _Trace:
     def _last_problems(self, pairs: ChromePairs) -> Iterator[Problem]:
         """The problems of the whole trace."""
         events = self._events
+        if events.alone:
+            words = "end|ends of flows in slices has|have no other end: it_is|they_are not drawn"
+            yield Problem(0, "", counted(events.alone, words), skipped=False)
         if self._around.is_overflown:
             yield Problem(0, "viztracer_metadata.overflow", f"{_OVERFLOWN}: counted as one", skipped=False)
         if others := events.ranks.renumbered():
