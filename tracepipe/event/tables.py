@@ -22,8 +22,7 @@ from tracepipe.event.stacks import Stacks
 from tracepipe.native import library
 from tracepipe.units import counted
 
-# At most this many shapes, four times as many arguments, and this much of their text, are kept between two
-# batches. Lines may all have different arguments, and to number shapes again costs more.
+# At most this many shapes and arguments, and this much of their text, are kept between two batches.
 KEPT_MAX = 1 << 13
 KEPT_BYTES_MAX = 2 << 20
 Args = dict[str, Any]
@@ -187,8 +186,7 @@ class Tables:
 
     def crowded(self) -> bool:
         """Whether it is time to forget what is not in use any more and to number the rest again."""
-        is_many = len(self.shapes) > KEPT_MAX or self.args_count > 4 * KEPT_MAX
-        return is_many or self.text_bytes() > KEPT_BYTES_MAX
+        return max(len(self.shapes), self.args_count) > KEPT_MAX or self.text_bytes() > KEPT_BYTES_MAX
 
     def text_bytes(self) -> int:
         """The bytes of text that are kept."""
