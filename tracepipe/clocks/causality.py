@@ -37,9 +37,13 @@ _ANY: Final = None
 """The launch of work without a number, which may be of any launch."""
 
 
+CLOCK_OF_GPU: Final = "globaltimer:"
+"""How the name of a GPU's clock begins."""
+
+
 def is_of_gpu(clock: str) -> bool:
     """Whether a clock is that of a GPU."""
-    return clock.startswith("globaltimer:")
+    return clock.startswith(CLOCK_OF_GPU)
 
 
 @dataclass(slots=True)

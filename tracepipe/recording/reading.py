@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from tracepipe.clocks import Clocks
-from tracepipe.clocks.causality import Causality, is_of_gpu
+from tracepipe.clocks.causality import CLOCK_OF_GPU, Causality, is_of_gpu
 from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
@@ -164,24 +164,32 @@ def open_recording(
             # They take some MB while they are fitted, which the C library would keep in pieces. This goes
             # through all that the process has freed. musl has no such function, and keeps no memory.
             libc.malloc_trim(0)
-        if not is_growing and _has_unrelated(recording, clocks, stream):
+        if not is_growing and _has_unrelated(recording, clocks, source, stream):
             clocks.relate(_by_launches(source, stream, undated, recording.header, assumed or {}))
             gc.collect()  # this reading left reference cycles, which are not collected by themselves here
         yield OpenRecording(recording, clocks, stream, source.name)
 
 
-def _has_unrelated(recording: Recording, clocks: Clocks, stream: InputStream) -> bool:
+def _has_unrelated(recording: Recording, clocks: Clocks, source: InputFormat, stream: InputStream) -> bool:
     """Whether a recording may have times on a GPU's clock that nothing relates to the trace's."""
+    if recording.undeclared:
+        return _has_bytes(stream, recording.undeclared)
     used = recording.header.declared_clocks
-    if any(is_of_gpu(clock) and clocks.get(clock) is None for clock in used):
-        return True
-    return bool(recording.undeclared) and _has_bytes(stream, recording.undeclared)
+    if not any(is_of_gpu(clock) and clocks.get(clock) is None for clock in used):
+        return False
+    # A header names the clocks of all GPUs, but they may have done nothing.
+    return source.needs_file or _has_bytes(stream, CLOCK_OF_GPU.encode(), skips_line=True)
 
 
-def _has_bytes(stream: InputStream, wanted: bytes) -> bool:
-    """Whether bytes stand anywhere in an input."""
+def _has_bytes(stream: InputStream, wanted: bytes, *, skips_line: bool = False) -> bool:
+    """Whether bytes stand anywhere in an input, or behind its first line."""
     with stream.again() as again:
         before = b""
+        while skips_line and (some := again.read(1 << 16)):
+            before, newline, rest = some.partition(b"\n")
+            before, skips_line = rest[-len(wanted) :], not newline
+            if wanted in rest:
+                return True
         while some := again.read(1 << 20):
             if wanted in some or wanted in before + some[: len(wanted)]:
                 return True
