@@ -77,7 +77,8 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
     bounds = None if rng.random() < 0.5 else buffers.array([rng.choice((0, 5, 2**62)) for _ in range(count)])
     most = core.tp_nest_most(nest, count)
     ops = [np.empty(most, kind) for kind in _KINDS]
-    events = buffers.view(Events, times, lengths, launches, bounds, numbers)
+    args = buffers.array([rng.randrange(-1, 3) for _ in range(count)], np.int32)
+    events = buffers.view(Events, times, lengths, launches, bounds, numbers, args)
     view = buffers.view(Ops, *ops)
     middle = rng.randrange(count + 1)
     made = _nested(core, nest, (events, buffers.view(Shapes, *by_shape)), (0, middle), view, 0, rng)
@@ -85,7 +86,7 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
     special = buffers.array(numbers, np.int32)
     odd = [at for at in range(count) if rng.random() < 0.05]
     special[odd] = -2
-    events = buffers.view(Events, times, lengths, launches, bounds, special)
+    events = buffers.view(Events, times, lengths, launches, bounds, special, args)
     made = _nested(
         core, nest, (events, buffers.view(Shapes, *by_shape)), (middle, count), view, made, rng, odd
     )
