@@ -157,7 +157,7 @@ def test_a_flow_stays_with_its_slice_where_a_window_ends(
     of = {"cat": "step", "name": "f", "pid": 7, "tid": 7}
     some = [
         one
-        for at in range(9)
+        for at in range(1, 9)
         for one in (
             of | {"ph": "X", "ts": at, "dur": 1},
             of | {"ph": "s" if at % 2 else "f", "ts": at, "id": (at + 1) // 2},
@@ -166,4 +166,4 @@ def test_a_flow_stays_with_its_slice_where_a_window_ends(
     (tmp_path / "input.json").write_text(json.dumps(some))
     text, _ = converted(tmp_path / "input.json", "text")
     assert text.count(b"\xe2\x86\x92") == 4  # flows that start
-    assert b", 9 slices, 1 instant, " in text  # the recording itself
+    assert b", 8 slices, 1 instant, " in text  # the recording itself
