@@ -22,7 +22,7 @@ import numpy as np
 from tracepipe.clocks.maps import CRYSTAL_PPM, ClockMap, ClockPair, Fit, Method, Pairs
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import SPECIAL, SourceBatch, unsigned
-from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.event.model import GLOBALTIMER, TIME_LIMIT_NS
 from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
@@ -37,13 +37,9 @@ _ANY: Final = None
 """The launch of work without a number, which may be of any launch."""
 
 
-CLOCK_OF_GPU: Final = "globaltimer:"
-"""How the name of a GPU's clock begins."""
-
-
 def is_of_gpu(clock: str) -> bool:
     """Whether a clock is that of a GPU."""
-    return clock.startswith(CLOCK_OF_GPU)
+    return clock.startswith(GLOBALTIMER)
 
 
 @dataclass(slots=True)

@@ -50,6 +50,8 @@ STALLS: Final = ("gpu_stall", "gpu_stall_pc")
 """The types of records that are samples of what warps waited for."""
 MONOTONIC: Final = "monotonic"
 HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
+GLOBALTIMER: Final = "globaltimer:"
+"""How the name of a GPU's clock begins; the GPU's index follows."""
 _NAMED: Final = 5  # processes in a sentence
 
 

@@ -57,6 +57,18 @@ static inline const uint8_t *tp_integer(const uint8_t *at, const uint8_t *end, i
     return *value ? at : 0; /* Python reads -0 as a float */
 }
 
+/* Reads x, y and z of a block or a thread. Returns what follows them, 0 where there is no such array. */
+static inline const uint8_t *tp_index(const uint8_t *at, const uint8_t *end, int32_t *index)
+{
+    for (int axis = 0; axis < 3; axis++) {
+        int64_t value;
+        if (at >= end || *at != "[,,"[axis] || !(at = tp_unsigned(at + 1, end, &value)) || value > INT32_MAX)
+            return 0;
+        index[axis] = (int32_t)value;
+    }
+    return at < end && *at == ']' ? at + 1 : 0;
+}
+
 static inline const uint8_t *tp_word(const uint8_t *at, const uint8_t *end)
 {
     static const char *words[] = {"true", "false", "null"};

@@ -205,17 +205,6 @@ static const uint8_t *read_length(const uint8_t *at, const uint8_t *end, double 
     return after;
 }
 
-static const uint8_t *read_index(const uint8_t *at, const uint8_t *end, int32_t *index)
-{
-    for (int axis = 0; axis < INDEX / 2; axis++) {
-        int64_t value;
-        if (at >= end || *at != "[,,"[axis] || !(at = tp_unsigned(at + 1, end, &value)) || value > INT32_MAX)
-            return 0;
-        index[axis] = (int32_t)value;
-    }
-    return at < end && *at == ']' ? at + 1 : 0;
-}
-
 static const uint8_t *read_hole(tp_layered *l, const uint8_t *at, const uint8_t *end)
 {
     if (l->count == HOLES_MAX || at >= end)
@@ -287,7 +276,7 @@ static const uint8_t *read_members(tp_layered *l, const uint8_t *at, const uint8
             uint8_t hole = HOLE;
             put(l, &hole, 1);
             if (means == SIZE && group == THREAD &&
-                read_index(value, end, row->index + (*key == 'b' ? 0 : INDEX / 2)) != at)
+                tp_index(value, end, row->index + (*key == 'b' ? 0 : INDEX / 2)) != at)
                 return 0;
         }
         at = tp_after_blanks(at, end);

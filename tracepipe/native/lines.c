@@ -90,18 +90,6 @@ static const uint8_t *field_of_event(const uint8_t *at, const uint8_t *end)
     return at + 1;
 }
 
-/* Reads x, y and z of a block or a thread. Returns what follows them, 0 where there is no such array. */
-static const uint8_t *read_index(const uint8_t *at, const uint8_t *end, int32_t *index)
-{
-    for (int axis = 0; axis < INDEX / 2; axis++) {
-        int64_t value;
-        if (at >= end || *at != "[,,"[axis] || !(at = tp_unsigned(at + 1, end, &value)) || value > INT32_MAX)
-            return 0;
-        index[axis] = (int32_t)value;
-    }
-    return at < end && *at == ']' ? at + 1 : 0;
-}
-
 /* Whether a line is of a thread of a GPU, by the value of its type. */
 static int is_of_thread(const uint8_t *value, const uint8_t *end)
 {
@@ -158,7 +146,7 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
         } else if (of_thread && (is_key(key, size, "block") || is_key(key, size, "thread"))) {
             int is_block = key[1] == 'b';
             if ((is_block ? has_block++ : has_thread++) ||
-                !(at = read_index(value, end, r->index + (is_block ? 0 : INDEX / 2))))
+                !(at = tp_index(value, end, r->index + (is_block ? 0 : INDEX / 2))))
                 return 0;
             r->has_index = 1;
         } else {

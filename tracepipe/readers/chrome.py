@@ -1402,7 +1402,7 @@ class ChromePairs:
         if stated["phase"] in "bne":
             if key in self._range_of:
                 record["range"] = self._range_of[key][0]
-            else:  # beside what is open
+            else:  # it must be in none of the ranges that are open
                 record["range"], ranges = self._free_range(stated["fields"])
                 ranges.free(record["range"])
         self._rows.add(SortedRow(ts_ns, MARK, 0, 0, orjson.dumps(record), _joined(args, b"", mark)))

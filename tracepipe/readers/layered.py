@@ -25,6 +25,7 @@ from tracepipe.event.checks import shown
 from tracepipe.event.columns import EventColumns
 from tracepipe.event.model import (
     COUNT_LIMIT,
+    GLOBALTIMER,
     HOST_LAYERS,
     ID_LIMIT,
     INDEX_LIMIT,
@@ -91,7 +92,6 @@ _TOTALS = {
 REPEATED: Final = "of_event"
 """A line of a launch with this key repeats a call whose begin was read: `tracepipe convert` writes both."""
 CLOCK: Final = "trace"
-_GLOBALTIMER: Final = "globaltimer:"
 # Names of a reading of a GPU's clock in lines of its threads.
 _TIMERS: Final = ("ts_ns", "globaltimer_ns")
 _HEAD_BYTES: Final = 1 << 16
@@ -235,7 +235,7 @@ class LayeredLines(ScriptLines[Record]):
         if type(ts_ns) is not int or not 0 <= ts_ns <= TIME_LIMIT_NS:
             raise Unusable(key, f"must be an integer from 0 to {TIME_LIMIT_NS}, not {shown(ts_ns)}")
         record = self._event(line["type"], line, ts_ns)
-        record["clock"] = f"{_GLOBALTIMER}{record['gpu']}"
+        record["clock"] = f"{GLOBALTIMER}{record['gpu']}"
         if (args := record.get("args", {})).get("placed") == PLACED:
             del args["placed"]
         self.records.append(record)
@@ -553,7 +553,7 @@ def read(stream: BinaryIO, *, between: bool = False) -> Recording:
     """
     head = stream.read(_HEAD_BYTES)
     kinds = {bool(_has_timer(line)) for _, line in printed_lines(head) if _is_of_script(line)}
-    clock = f"{_GLOBALTIMER}0" if kinds == {True} else CLOCK
+    clock = f"{GLOBALTIMER}0" if kinds == {True} else CLOCK
     recording = LayeredLines(between=between, clock=clock).recording(clock, stream, head)
     recording.undeclared = b'"gpu_thread'
     return recording

@@ -499,13 +499,17 @@ class Tracks:
         """The number of the process that has a pid on the current machine."""
         return self._ids.number(self._process(pid))
 
-    def thread_on(self, pid: int | None, tid: int | None, beside: int | None = None) -> int:
+    def thread_on(self, pid: int | None, tid: int | None, default_track: int | None = None) -> int:
         """The track of the thread or the process that has these numbers on the current machine. Without a
-        pid, it is the process of the track `beside`, or else that which the thread is known to have.
+        pid, the process is that of `default_track`, or else the one that the thread is known to have.
         """
         known = None
         if pid is None and tid is not None:
-            known = self._process_of.get((self.machine, tid)) if beside is None else self._of(beside).pid
+            known = (
+                self._process_of.get((self.machine, tid))
+                if default_track is None
+                else self._of(default_track).pid
+            )
         process = self._process(pid or tid or 0) if known is None else known
         if tid is None:
             return self.thread(process, None)

@@ -18,12 +18,21 @@ import numpy as np
 import orjson
 
 from tracepipe.clocks import Clocks
-from tracepipe.clocks.causality import CLOCK_OF_GPU, Causality, is_of_gpu
+from tracepipe.clocks.causality import Causality, is_of_gpu
 from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
-from tracepipe.event.model import HOST_CLOCKS, STALLS, Footer, Header, Problem, Record, still_running
+from tracepipe.event.model import (
+    GLOBALTIMER,
+    HOST_CLOCKS,
+    STALLS,
+    Footer,
+    Header,
+    Problem,
+    Record,
+    still_running,
+)
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
@@ -178,22 +187,21 @@ def _has_unrelated(recording: Recording, clocks: Clocks, source: InputFormat, st
     if not any(is_of_gpu(clock) and clocks.get(clock) is None for clock in used):
         return False
     # A header names the clocks of all GPUs, but they may have done nothing.
-    return source.needs_file or _has_bytes(stream, CLOCK_OF_GPU.encode(), skips_line=True)
+    return source.needs_file or _has_bytes(stream, GLOBALTIMER.encode(), skips_line=True)
 
 
 def _has_bytes(stream: InputStream, wanted: bytes, *, skips_line: bool = False) -> bool:
     """Whether bytes stand anywhere in an input, or behind its first line."""
     with stream.again() as again:
-        before = b""
-        while skips_line and (some := again.read(1 << 16)):
-            before, newline, rest = some.partition(b"\n")
-            before, skips_line = rest[-len(wanted) :], not newline
-            if wanted in rest:
-                return True
+        text = b""
         while some := again.read(1 << 20):
-            if wanted in some or wanted in before + some[: len(wanted)]:
+            if skips_line:
+                _, newline, some = some.partition(b"\n")
+                skips_line = not newline
+            # What is wanted may begin at the end of the piece before.
+            text = text[-len(wanted) :] + some
+            if wanted in text:
                 return True
-            before = (before + some)[-len(wanted) :] if len(some) < len(wanted) else some[-len(wanted) :]
     return False
 
 
