@@ -164,7 +164,7 @@ class Replay:
         self.steps += drawn.declared
         self.steps += drawn.items()
 
-    def forget(self) -> None:
+    def forget(self, *, shapes: bool) -> None:
         """Nothing that is kept has numbers."""
 
     def finish(self) -> None:

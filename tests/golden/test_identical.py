@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracepipe.event.tables
+import tracepipe.layout.draw
 import tracepipe.layout.merging
 import tracepipe.readers.tracepipe1
 from benchmarks.recordings import write_lone_warps, write_mixed, write_threads, write_warps
@@ -58,6 +59,7 @@ def little_at_once(chunk_bytes: int, window_events: int, kept_max: int = 1 << 15
         patch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", chunk_bytes)
         patch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", window_events)
         patch.setattr(tracepipe.event.tables, "KEPT_MAX", kept_max)
+        patch.setattr(tracepipe.layout.draw, "KEPT_MAX", kept_max)
         yield
 
 

@@ -68,7 +68,7 @@ def chrome_write(core: ctypes.CDLL, rng: Random) -> None:
             drawing.add_texts(core, reader, args, rng)
             _write_batch(core, writer, texts, args, rng)
             if rng.random() < 0.2:
-                core.tp_chrome_forget(writer)
+                core.tp_chrome_forget(writer, rng.randrange(2))
                 for number in range(_NUMBERS):  # what has none would be no JSON
                     _set(core, writer, _NAMES, number, _TEXTS[_NAMES] % number, 0)
 

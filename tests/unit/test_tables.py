@@ -105,6 +105,21 @@ def test_what_is_in_use_gets_new_numbers_and_the_rest_is_forgotten() -> None:
     assert tables.are_whole()[numbers(0, 1, 2, SPECIAL, NONE)].tolist() == [True, False, False, False, False]
 
 
+def test_few_shapes_keep_their_numbers_when_arguments_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = new_tables()
+    for shape in (F, G):
+        tables.number_of(shape)
+    for at in range(3):
+        tables.args_number({"a": at})
+    to_shapes, to_args = tables.relieve(numbers(1), numbers(2))
+    assert (tables.rounds, tables.shape_rounds, tables.shapes) == (1, 0, [F, G])
+    assert (to_shapes[numbers(0, 1)].tolist(), to_args[numbers(0, 2)].tolist()) == ([0, 1], [NONE, 0])
+    assert (tables.args(0), tables.args_count) == ({"a": 2}, 1)
+    monkeypatch.setattr(tables_module, "KEPT_MAX", 1)
+    tables.relieve(numbers(1), numbers(0))
+    assert (tables.rounds, tables.shape_rounds, tables.shapes) == (2, 1, [G])
+
+
 def test_tables_are_crowded_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = new_tables()
     monkeypatch.setattr(tables_module, "KEPT_MAX", 3)

@@ -152,12 +152,13 @@ class ChromeEvents:
             self.give(LINES, at, members({PYTHON: str(frames[at])}))
         self._names_made, self._shapes_made, self._frames_made = len(names), len(shapes), len(frames)
 
-    def forget(self) -> None:
-        """Forget all names, shapes and arguments: they have new numbers now."""
-        for which in (NAMES, BEFORE, LAUNCH, AFTER, ARGS):
+    def forget(self, *, shapes: bool) -> None:
+        """Forget all arguments, and all names and `shapes`: they have new numbers now."""
+        for which in (NAMES, BEFORE, LAUNCH, AFTER, ARGS) if shapes else (ARGS,):
             self._ready[which].clear()
         self._shadows.clear()
-        self._names_made = self._shapes_made = 0
+        if shapes:
+            self._names_made = self._shapes_made = 0
 
     # Lines ---------------------------------------------------------------------------------------------
 
@@ -311,10 +312,10 @@ class NativeChromeEvents(ChromeEvents):
     def _give(self, which: int, at: int, text: bytes, shadows: int) -> None:
         checked(self._core.tp_chrome_set(self._events, which, at, text, len(text), shadows))
 
-    def forget(self) -> None:
-        super().forget()
+    def forget(self, *, shapes: bool) -> None:
+        super().forget(shapes=shapes)
         self._made.clear()
-        self._core.tp_chrome_forget(self._events)
+        self._core.tp_chrome_forget(self._events, shapes)
 
     def line(self, text: bytes) -> None:
         checked(self._core.tp_chrome_line(self._events, text, len(text)))
@@ -409,9 +410,9 @@ class ChromeWriter:
             self._events.warps(warps)
         self._events.flush()
 
-    def forget(self) -> None:
-        """Forget all shapes and arguments: they have new numbers now."""
-        self._events.forget()
+    def forget(self, *, shapes: bool) -> None:
+        """Forget all arguments, and all names and `shapes`: they have new numbers now."""
+        self._events.forget(shapes=shapes)
 
     def _declare(self, track: Track) -> list[bytes]:
         """The metadata events of a track: the name and order of its process and of itself."""

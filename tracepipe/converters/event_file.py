@@ -55,8 +55,8 @@ class EventFileWriter:
 
     def write_events(self, batch: SourceBatch, tables: Tables) -> None:
         """Write the events of a batch, whose times are those of the recording."""
-        if self._rounds != tables.rounds:
-            self._rounds, self._heads = tables.rounds, []
+        if self._rounds != tables.shape_rounds:
+            self._rounds, self._heads = tables.shape_rounds, []
         self._heads += [_head(shape) for shape in tables.shapes[len(self._heads) :]]
         events = batch.events
         stacks = [NONE] * len(events) if events.stack is None else events.stack.tolist()

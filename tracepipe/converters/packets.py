@@ -262,9 +262,9 @@ class Packets:
     def _keep_ready(self, which: int, at: int, made: bytes) -> None:
         self._ready[which][at] = made
 
-    def forget(self) -> None:
-        """Forget all names, shapes and arguments: they have new numbers now."""
-        for which in FORGOTTEN:
+    def forget(self, *, shapes: bool) -> None:
+        """Forget all arguments, and all names and `shapes`: they have new numbers now."""
+        for which in FORGOTTEN if shapes else ():
             self._is_ready[which][:] = False
             self._ready[which].clear()
         self._args.clear()
@@ -604,11 +604,10 @@ class NativePackets(Packets):
     def _keep_ready(self, which: int, at: int, made: bytes) -> None:
         checked(self._core.tp_perfetto_set(self._packets, which, at, made, len(made)))
 
-    def forget(self) -> None:
-        super().forget()
-        for which in FORGOTTEN:
+    def forget(self, *, shapes: bool) -> None:
+        super().forget(shapes=shapes)
+        for which in (*FORGOTTEN, _ALL_ARGS) if shapes else (_ALL_ARGS,):
             self._core.tp_perfetto_forget(self._packets, which)
-        self._core.tp_perfetto_forget(self._packets, _ALL_ARGS)
 
     def write(self, drawn: Drawn) -> None:
         view, events = DrawnView(drawn), drawn.events

@@ -454,10 +454,10 @@ class PerfettoWriter:
                 packets.set(LAUNCH_KEY, at, packets.key("launch") if shows_launch(shape) else b"")
             packets.set(AFTER, at, packets.annotations(shown_after(shape)))
 
-    def forget(self) -> None:
-        """Forget all names, shapes and arguments: they have new numbers now."""
-        self._host.forget()
-        if self._switches is not None:
+    def forget(self, *, shapes: bool) -> None:
+        """Forget all arguments, and all names and `shapes`: they have new numbers now."""
+        self._host.forget(shapes=shapes)
+        if shapes and self._switches is not None:
             self._switches.forget()
 
     # Output --------------------------------------------------------------------------------------------

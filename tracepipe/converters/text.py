@@ -154,7 +154,7 @@ class TextWriter:
         self._tracks.update((track.id, track) for track in drawn.declared)
         self._items.add(drawn.items())
 
-    def forget(self) -> None:
+    def forget(self, *, shapes: bool) -> None:
         """Do nothing: what was kept has no numbers."""
 
     def finish(self) -> None:

@@ -51,8 +51,8 @@ class Writer(Protocol):
     def write(self, drawn: Drawn) -> None:
         """Write what a batch draws, in the order given."""
 
-    def forget(self) -> None:
-        """Forget all shapes and arguments: they have new numbers now."""
+    def forget(self, *, shapes: bool) -> None:
+        """Forget all arguments, and all names and `shapes`: they have new numbers now."""
 
     def finish(self) -> None:
         """Write the end of the file."""

@@ -125,8 +125,8 @@ class ShapeColumn:
     def values(self) -> AnyArray:
         """The numbers by the numbers of shapes. The last two are those of rows without a shape, `none`."""
         tables, ends = self._tables, self._values[-2:]
-        if self._rounds != tables.rounds:
-            self._rounds, self._values = tables.rounds, ends
+        if self._rounds != tables.shape_rounds:
+            self._rounds, self._values = tables.shape_rounds, ends
         known = len(self._values) - 2
         if known < len(tables.shapes):
             new = [

@@ -6,7 +6,7 @@ import ctypes
 import json
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -95,11 +95,11 @@ class Tables:
         self.shapes: list[Shape | None] = []
         self.stacks = Stacks()
         self.long_names = LongNames()
-        self.rounds = 0
-        """How often numbers were given again."""
+        self.rounds = self.shape_rounds = 0
+        """How often numbers were given again, and those of shapes."""
         self._numbers: dict[Shape, int] = {}
         self._texts: list[bytes] = []
-        self._text_bytes = 0
+        self._shape_bytes = self._args_bytes = 0
         self.given_bytes = 0
         """The bytes of text of the events that were numbered since this was set to 0."""
         self._args_numbers: dict[bytes, int] = {}
@@ -123,7 +123,7 @@ class Tables:
         return number
 
     def _new_shape(self, shape: Shape) -> int:
-        self._text_bytes += _text_size(shape)
+        self._shape_bytes += _text_size(shape)
         self.shapes.append(shape)
         return len(self.shapes) - 1
 
@@ -147,7 +147,7 @@ class Tables:
         if number is None:
             number = self._args_numbers[text] = len(self._texts)
             self._texts.append(text)
-            self._text_bytes += len(text)
+            self._args_bytes += len(text)
         return number
 
     def text_numbers(self, texts: Texts) -> Int32s:
@@ -190,24 +190,42 @@ class Tables:
 
     def text_bytes(self) -> int:
         """The bytes of text that are kept."""
-        return self._text_bytes
+        return self.shape_bytes() + self._args_bytes
+
+    def shape_bytes(self) -> int:
+        """The bytes of text of shapes."""
+        return self._shape_bytes
+
+    def relieve(self, shapes: Int32s, args: Int32s) -> tuple[Int32s, Int32s]:
+        """Keep these, and all shapes if there are few. Arguments may differ from event to event, and what
+        each stage knows of a shape is not made again for those.
+        """
+        if len(self.shapes) <= KEPT_MAX and self.shape_bytes() <= KEPT_BYTES_MAX // 2:
+            shapes = np.arange(len(self.shapes), dtype=np.int32)
+        return self.keep(shapes, args)
 
     def keep(self, shapes: Int32s, args: Int32s) -> tuple[Int32s, Int32s]:
         """Forget all but these shapes and arguments. Return the new numbers of each by the old ones."""
         kept_shapes, kept_args = distinct(shapes[shapes >= 0]), distinct(args[args >= 0])
         new = _new_numbers(kept_shapes, len(self.shapes)), _new_numbers(kept_args, self.args_count)
         odd = {int(new[1][old]): value for old, value in self._odd.items() if new[1][old] >= 0}
-        self.shapes = [self.shapes[at] for at in kept_shapes.tolist()]
-        self._numbers = {shape: at for at, shape in enumerate(self.shapes) if shape is not None}
-        self._keep_texts(kept_shapes.tolist(), kept_args.tolist())
+        if len(kept_shapes) < len(self.shapes):
+            self.shapes = [self.shapes[at] for at in kept_shapes.tolist()]
+            self._numbers = {shape: at for at, shape in enumerate(self.shapes) if shape is not None}
+            self._keep_shapes(kept_shapes)
+            self.shape_rounds += 1
+        self._keep_args(kept_args)
         self._odd = odd
         self.rounds += 1
         return new
 
-    def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
-        self._texts = [self._texts[at] for at in args]
+    def _keep_shapes(self, shapes: Int32s) -> None:
+        self._shape_bytes = sum(map(_text_size, self._numbers))
+
+    def _keep_args(self, args: Int32s) -> None:
+        self._texts = [self._texts[at] for at in args.tolist()]
         self._args_numbers = {text: at for at, text in enumerate(self._texts)}
-        self._text_bytes = sum(map(len, self._texts)) + sum(map(_text_size, self._numbers))
+        self._args_bytes = sum(map(len, self._texts))
 
 
 def packed(value: object) -> bytes:
@@ -287,13 +305,21 @@ class NativeTables(Tables):
         return int(self._core.tp_reader_count(self.reader, _ARGS))
 
     def text_bytes(self) -> int:
-        return sum(int(self._core.tp_reader_bytes(self.reader, table)) for table in (_SHAPES, _ARGS))
+        return self.shape_bytes() + int(self._core.tp_reader_bytes(self.reader, _ARGS))
 
-    def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
-        for table, kept in ((_SHAPES, shapes), (_ARGS, args)):
-            numbers = np.array(list(kept), np.int64)
-            if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
-                raise MemoryError
+    def shape_bytes(self) -> int:
+        return int(self._core.tp_reader_bytes(self.reader, _SHAPES))
+
+    def _keep_shapes(self, shapes: Int32s) -> None:
+        self._keep(_SHAPES, shapes)
+
+    def _keep_args(self, args: Int32s) -> None:
+        self._keep(_ARGS, args)
+
+    def _keep(self, table: int, kept: Int32s) -> None:
+        numbers = kept.astype(np.int64)
+        if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
+            raise MemoryError
 
     def parse_shapes(self, check: RecordCheck) -> bool:
         """Parse the new shapes. Return whether any of them is not of an event."""

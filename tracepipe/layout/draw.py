@@ -19,7 +19,7 @@ from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, Header, Problem, Re
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
 from tracepipe.event.origins import FILE, Origins
-from tracepipe.event.tables import Args, Tables
+from tracepipe.event.tables import KEPT_MAX, Args, Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.counters import Counters
@@ -150,12 +150,18 @@ class Layout:
         events = events.take(np.delete(np.arange(len(events)), timeless)) if timeless else events
         return events, weight
 
-    def relieve(self) -> None:
-        """Make the tables forget what is not in use any more."""
+    def relieve(self) -> bool:
+        """Make the tables forget what is not in use any more. Return whether shapes and names have new
+        numbers, as arguments have.
+        """
+        rounds = self._tables.shape_rounds
         self._queue.forget()
+        if self._tables.shape_rounds == rounds and len(self._rows.book.names) <= KEPT_MAX:
+            return False
         self._rows.forget_shapes()
         self._rows.forget_names(self._later)
         self._rows.of_shape["is_known"] = False
+        return True
 
     def _add_shapes(self, shapes: Int32s) -> None:
         """Note the new shapes, in the order in which they come."""

@@ -333,7 +333,7 @@ class EventQueue:
             for part in parts
         ]
         empty = np.empty(0, np.int32)
-        to_shapes, to_args = self._tables.keep(
+        to_shapes, to_args = self._tables.relieve(
             np.concatenate([empty, *(part.shape for part in parts)]), np.concatenate([empty, *args])
         )
         for part, of in zip(parts, args, strict=True):

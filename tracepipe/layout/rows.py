@@ -35,7 +35,7 @@ OF_SHAPE: Final = np.dtype(
         ("on_stream", np.bool_),
         ("beyond", np.bool_),  # there are too many tracks for its events to be drawn
         ("switches", np.bool_),  # its events have no row, as the format has its own form for them
-        ("names_thread", np.bool_),  # its events have the name of their thread
+        ("names_thread", np.int32),  # the name that its events have for their thread, from 1 on
         ("counts_memory", np.bool_),  # its events are of the memory layer
         ("launches", np.bool_),  # its events are calls that may launch
         ("runs", np.uint8),  # whether a thread gets a processor or leaves it, as in `ThreadWork`
@@ -45,6 +45,10 @@ OF_SHAPE: Final = np.dtype(
     ]
 )
 """What the stages of the layout know of a shape."""
+
+
+_ThreadName = tuple[bool, int | None, int | None, str]
+"""Whether the program gave the name, the process and the thread, and the name."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +75,7 @@ class Rows:
         self._separate_switches = separate_switches
         self._named: set[tuple[int | None, int | None]] = set()
         """Threads that the program named itself. These names come before those of the kernel."""
+        self._thread_names: dict[_ThreadName, int] = {}
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
         self.extras: list[Args] = []
         """Arguments of operations that do not come from an event, since the last `Drawn`."""
@@ -110,7 +115,10 @@ class Rows:
     def add_shape(self, number: int, shape: Shape) -> None:
         """Decide where the events of a new shape are drawn."""
         own = self.of_shape[number]
-        own["names_thread"] = bool(shape.comm) and shape.type in LAYER_TITLES
+        own["names_thread"] = 0
+        if shape.comm and shape.type in LAYER_TITLES:
+            named = shape.type == "annotation", shape.pid, shape.tid, shape.comm
+            own["names_thread"] = self._thread_names.setdefault(named, len(self._thread_names) + 1)
         is_known = (shape.pid, shape.tid) in self.threads
         own["switches"] = (
             self._separate_switches
@@ -130,7 +138,7 @@ class Rows:
 
     def flagged(self, flag: str, events: TraceColumns) -> Int64s:
         """The places of the events whose shapes have a flag of `OF_SHAPE`."""
-        flags: Bools = self.of_shape[flag]
+        flags: Bools = self.of_shape[flag] > 0
         if not flags.any():
             return np.empty(0, np.int64)
         return np.flatnonzero((events.shape >= 0) & flags[np.maximum(events.shape, 0)])
@@ -143,20 +151,22 @@ class Rows:
 
     def name_threads(self, events: TraceColumns) -> None:
         """Give threads the names that events have for them."""
-        numbers = events.shape[self.flagged("names_thread", events)].tolist()
+        shapes = events.shape[self.flagged("names_thread", events)]
+        numbers = self.of_shape["names_thread"][shapes].tolist()
+        names = [*self._thread_names]
         for number in reversed(dict.fromkeys(reversed(numbers))):
-            shape = self.shape(number)
-            thread, name = (shape.pid, shape.tid), shape.comm or ""
-            if shape.type == "annotation":
-                self._named.add(thread)
-            elif shape.pid is not None and shape.pid == shape.tid:
-                self.tree.rename(("process", shape.pid), name)
-            if shape.type == "annotation" or thread not in self._named:
-                self.tree.rename(("thread", *thread), name)
+            is_given, pid, tid, name = names[number - 1]
+            if is_given:
+                self._named.add((pid, tid))
+            elif pid is not None and pid == tid:
+                self.tree.rename(("process", pid), name)
+            if is_given or (pid, tid) not in self._named:
+                self.tree.rename(("thread", pid, tid), name)
 
     def forget_shapes(self) -> None:
         """Forget all shapes: they have new numbers now."""
         self.nesting.forget_shapes()
+        self._thread_names.clear()
 
     def forget_names(self, waiting: OpColumns) -> None:
         """Forget the names that no open slice and no operation in `waiting` has. The rest is renumbered."""

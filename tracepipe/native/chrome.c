@@ -131,12 +131,13 @@ TP_EXPORT int tp_chrome_set(tp_chrome *c, int which, int64_t number, const uint8
     return 0;
 }
 
-/* Forgets all shapes and arguments, which have other numbers from now on. */
-TP_EXPORT void tp_chrome_forget(tp_chrome *c)
+/* Forgets all arguments, and all names and shapes if they too have other numbers from now on. */
+TP_EXPORT void tp_chrome_forget(tp_chrome *c, int shapes)
 {
-    for (int which = BEFORE; which <= AFTER; which++)
+    for (int which = BEFORE; shapes && which <= AFTER; which++)
         tp_strings_clear(&c->ready[which]);
-    tp_strings_clear(&c->ready[NAMES]);
+    if (shapes)
+        tp_strings_clear(&c->ready[NAMES]);
     tp_strings_clear(&c->ready[ARGS]);
     c->args_count = 0;
 }

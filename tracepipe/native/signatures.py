@@ -155,7 +155,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_chrome_new": (ptr, [i64]),
     "tp_chrome_free": (None, [ptr]),
     "tp_chrome_set": (i32, [ptr, i32, i64, text, i64, i32]),
-    "tp_chrome_forget": (None, [ptr]),
+    "tp_chrome_forget": (None, [ptr, i32]),
     "tp_chrome_take": (i64, [ptr, at(ptr)]),
     "tp_chrome_line": (i32, [ptr, text, i64]),
     "tp_chrome_one": (i32, [ptr, at(Drawn), ptr, i64, text, i64]),

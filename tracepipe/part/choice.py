@@ -350,7 +350,7 @@ class Choice:
         window = joined(self._window)
         special = window.shape == SPECIAL
         args = np.where(special, NONE, window.args)
-        to_shapes, to_args = self._tables.keep(window.shape, args)
+        to_shapes, to_args = self._tables.relieve(window.shape, args)
         window.shape, window.args = to_shapes[window.shape], to_args[args]
         self._window = [window]
         self._calls.forget_shapes()

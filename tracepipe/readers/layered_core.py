@@ -117,7 +117,7 @@ class NativeLines:
         self._key, self._function = (np.full(_STEMS_MAX + 1, NONE, np.int32) for _ in range(2))
         self._number = np.full((_STEMS_MAX + 1, 2), NONE, np.int32)
         self._has_event, self._is_whole, self._has_no_start = np.zeros((3, _STEMS_MAX + 1), np.bool_)
-        self._rounds = tables.rounds
+        self._rounds = tables.shape_rounds
         self._keys: dict[Key, tuple[int, int]] = {}
         self._functions: dict[tuple[str, str], int] = {}
         self._batches = 0
@@ -308,8 +308,8 @@ class NativeLines:
         at = np.flatnonzero(self._is_native)
         stem = self._stem[at]
         changed = (self._phases[at] != self._role[stem]) & (self._role[stem] != ALONE)
-        if self._rounds != self._tables.rounds:
-            self._rounds, self._number[:] = self._tables.rounds, NONE
+        if self._rounds != self._tables.shape_rounds:
+            self._rounds, self._number[:] = self._tables.shape_rounds, NONE
         number = self._number[stem, changed.astype(np.int64)]
         for one in distinct((2 * stem + changed)[number == NONE]).tolist():
             known = self._stems[one >> 1]

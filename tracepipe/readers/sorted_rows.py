@@ -456,8 +456,8 @@ class SortedEvents:
     def columns(self, rows: Rows, ts_ns: Int64s) -> EventColumns:
         """Columns of events for rows, with these times."""
         tables = self.tables
-        if self._rounds != tables.rounds:
-            self._rounds = tables.rounds
+        if self._rounds != tables.shape_rounds:
+            self._rounds = tables.shape_rounds
             self._shapes.clear()
         numbers = []
         for first in rows.firsts:

@@ -452,8 +452,8 @@ class EventRows:
                 if is_full or self.tables.given_bytes - given_bytes >= _BATCH_BYTES:
                     yield self._batch()
                     given_bytes = self.tables.given_bytes  # the consumer of batches may reset it to 0
-                    if self._rounds != self.tables.rounds:
-                        self._rounds = self.tables.rounds
+                    if self._rounds != self.tables.shape_rounds:
+                        self._rounds = self.tables.shape_rounds
                         self._numbers.clear()
             self._end_until(_NEVER_NS)
             if self._rows or self.problems:

@@ -211,8 +211,8 @@ class NativeLines:
     def _put_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
         """Set the rows of lines that the core could not read."""
         shape = events.shape
-        if self._rounds != self._tables.rounds:
-            self._rounds = self._tables.rounds
+        if self._rounds != self._tables.shape_rounds:
+            self._rounds = self._tables.shape_rounds
             self._bad = {at for at, one in enumerate(self._tables.shapes) if one is None}
         if self._tables.parse_shapes(self._check):
             self._bad.update(

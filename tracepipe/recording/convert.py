@@ -119,9 +119,9 @@ def _draw(inputs: Inputs, output: OutputFormat, options: ConversionOptions, out:
     writer: Writer | None = None
 
     def relieve() -> None:
-        layout.relieve()
+        has_new_shapes = layout.relieve()
         if writer is not None:
-            writer.forget()
+            writer.forget(shapes=has_new_shapes)
 
     streams = inputs.streams(relieve)
     firsts = [next(stream, None) for stream in streams]

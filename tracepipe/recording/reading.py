@@ -218,7 +218,7 @@ def _by_launches(
         for batch in recording.batches:
             found.add(batch)
             if recording.tables.crowded():
-                recording.tables.keep(nothing, nothing)
+                recording.tables.relieve(nothing, nothing)
         return found.maps()
 
 
@@ -268,7 +268,7 @@ class Reading:
         self.footer = Footer()
         self._opened, self._path, self._strict = opened, path, strict
         nothing = np.empty(0, np.int32)
-        self.relieve: Callable[[], object] = lambda: opened.recording.tables.keep(nothing, nothing)
+        self.relieve: Callable[[], object] = lambda: opened.recording.tables.relieve(nothing, nothing)
         self._after_footer = 0
         self._counts = np.zeros(0, np.int64)
         self._others = 0
