@@ -343,6 +343,24 @@ class GpuTime:
         )
 
 
+class Partition(NamedTuple):
+    """Spans of a GPU's time split without overlap, in ns, so that the parts add up to the spans: it computed;
+    it communicated and did not compute; it only copied; it was idle. Shapes `(spans,)`.
+    """
+
+    compute_ns: Int64s
+    exposed_ns: Int64s
+    lone_copies_ns: Int64s
+    idle_ns: Int64s
+
+
+def partition_of(time: GpuTime, start_ns: Int64s, end_ns: Int64s) -> Partition:
+    """Split some spans of a GPU's time. Shapes `(spans,)`."""
+    spent = time.spent(start_ns, end_ns)
+    lone_copies_ns = spent.busy_ns - spent.compute_ns - spent.exposed_ns
+    return Partition(spent.compute_ns, spent.exposed_ns, lone_copies_ns, spent.idle_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class Shares:
     """The time of one GPU from its first work to its last, in ns. `pid` is the process of its work, None
