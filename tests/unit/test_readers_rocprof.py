@@ -16,7 +16,7 @@ from tests.golden.cases import FIXTURES
 from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import json_elements, recognise, rocprof_json
+from tracepipe.readers import READERS, json_elements, recognise, rocprof_json
 from tracepipe.readers.rocprof_json import JsonWalk, WalkError
 
 KINDS = [
@@ -208,7 +208,7 @@ def test_a_value_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_it_is_recognised_by_its_first_key() -> None:
     assert not rocprof_json.sniff(b'{"traceEvents":[{"name":"rocprofiler-sdk-tool"}]}')
-    assert rocprof_json.sniff(b'\xef\xbb\xbf \n{\n "rocprofiler-sdk-tool": [')
+    assert READERS["rocprof"].sniff(b'\xef\xbb\xbf \n{\n "rocprofiler-sdk-tool": [')
 
 
 def test_other_files_do_not_become_it(tmp_path: Path) -> None:

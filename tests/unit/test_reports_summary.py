@@ -13,7 +13,7 @@ from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.analyses.cuda_calls import LAUNCH
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import SORTS, functions_of, slowest_calls
-from tracepipe.hooks.sets import effect_of
+from tracepipe.hooks.sets import effect_of, load_set
 from tracepipe.libraries import np
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.report import Column, Result, Table
@@ -319,6 +319,9 @@ def test_names_that_launch(name: str, launches: bool) -> None:
 )  # fmt: skip
 def test_effects_are_those_of_the_shipped_hooks(name: str, effect: tuple[str, str]) -> None:
     assert effect_of(name) == effect
+    assert all(
+        effect_of(hook.pattern) == (hook.effect, hook.direction) for hook in load_set("cuda-driver").hooks
+    )
 
 
 KERNEL = (

@@ -15,11 +15,6 @@ from tracepipe.hooks.hook import OWN_LAYER
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import layer_of, load_set
 
-PATTERN: Final = (
-    r"(?:uprobe|uretprobe|usdt|kprobe|kretprobe|kfunc|kretfunc|fentry|fexit|tracepoint|rawtracepoint)"
-    r":[^\s:]\S*"
-)
-"""The form of such a name."""
 _OF_USER: Final = frozenset({"uprobe", "uretprobe", "usdt"})
 _OF_TRACEPOINTS: Final = frozenset({"tracepoint", "rawtracepoint"})
 _AT_RETURN: Final = frozenset({"uretprobe", "kretprobe", "kretfunc", "fexit"})
@@ -56,7 +51,7 @@ def _libraries() -> frozenset[str]:
 
 
 def probe_named(text: str) -> ProbeName:
-    """The probe with a name that fits `PATTERN`."""
+    """The probe with a name of that form."""
     provider, _, rest = text.partition(":")
     place, _, function = rest.rpartition(":")
     if provider in _OF_USER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,6 +29,7 @@ UNDATED: Final = ("skip", "between")
 class InputFormat:
     """An input format. Its `module` in this package is loaded at its first use.
 
+    `form`: a pattern that the start of all such content has. Without it, the module is not loaded.
     `has_undated`: some of its lines may have no time. `needs_file`: it reads a file with a name at any place,
     not a stream. `database`: the first bytes of such files, if the reader must look into one to recognize it.
     """
@@ -35,6 +37,7 @@ class InputFormat:
     name: str
     title: str
     module: str
+    form: bytes = b""
     has_undated: bool = False
     needs_file: bool = False
     database: bytes = b""
@@ -46,6 +49,8 @@ class InputFormat:
         """Whether content is this format's; `head` is the first 64 KiB, decompressed."""
         if self.database:
             return head.startswith(self.database)
+        if not re.search(self.form, head):
+            return False
         found: bool = self._functions().sniff(head)
         return found
 
@@ -83,20 +88,25 @@ _SQLITE: Final = b"SQLite format 3\0"
 READERS: dict[str, InputFormat] = {
     reader.name: reader
     for reader in (
-        InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1"),
+        InputFormat("tracepipe", "tracepipe/1 event file (JSON Lines)", "tracepipe1", rb'"schema"'),
         InputFormat("nsys", "Nsight Systems, exported to SQLite", "nsys", needs_file=True, database=_SQLITE),
         InputFormat("rocpd", "rocpd database of rocprofv3", "rocpd", needs_file=True, database=_SQLITE),
-        InputFormat("xplane", "profile of XLA (JAX, TensorFlow), xplane.pb", "xplane", needs_file=True),
-        InputFormat("perfetto", "protobuf trace of Perfetto, .pftrace", "perfetto"),
-        InputFormat("rocprof", "JSON of rocprofv3", "rocprof_json"),
+        InputFormat(
+            "xplane", "profile of XLA (JAX, TensorFlow), xplane.pb", "xplane", rb"\A\n", needs_file=True
+        ),
+        InputFormat("perfetto", "protobuf trace of Perfetto, .pftrace", "perfetto", rb"\A\n"),
+        InputFormat("rocprof", "JSON of rocprofv3", "rocprof_json", rb'"rocprofiler-sdk-tool"'),
         InputFormat("bpftime", "text output of bpftime's GPU examples", "bpftime"),
         InputFormat(
             "cuda-table", "tables of CUDA runtime calls, of cuda_events and cuda_events.bt", "cuda_tables"
         ),
-        InputFormat("wprof", "JSON Lines of wprof", "wprof"),
-        InputFormat("proton", "what Triton's Proton records inside of kernels", "proton"),
+        InputFormat("wprof", "JSON Lines of wprof", "wprof", rb'"timer_freq_hz"'),
+        InputFormat("proton", "what Triton's Proton records inside of kernels", "proton", rb'"traceEvents"'),
         InputFormat(
-            "chrome", "Chrome's trace JSON, and that of PyTorch's profiler (Kineto) and VizTracer", "chrome"
+            "chrome",
+            "Chrome's trace JSON, and that of PyTorch's profiler (Kineto) and VizTracer",
+            "chrome",
+            rb'\A(?:\xef\xbb\xbf)?\s*\[|"(?:traceEvents|schemaVersion|deviceProperties|distributedInfo)"',
         ),
         InputFormat(
             "layered", "JSON Lines of layered bpftrace and BCC CUDA tracers", "layered", has_undated=True

@@ -17,12 +17,13 @@ import re
 from typing import BinaryIO
 
 from tracepipe.event.model import TIME_LIMIT_NS, Record
-from tracepipe.hooks.probe_names import PATTERN, ProbeName, probe_named
+from tracepipe.hooks.probe_names import ProbeName, probe_named
 from tracepipe.kernel_names import remembered
 from tracepipe.readers.bpftrace_records import (
     NO_TIME,
     OWN_TEXT,
     PLACED,
+    PROBE,
     ScriptLines,
     is_wrapped,
     loss_of,
@@ -36,7 +37,7 @@ TIMED, UNTIMED = "nsecs", "order"
 STEP_NS = 1_000
 HEAD_BYTES = 1 << 16
 
-_PROBE = PATTERN.encode()
+_PROBE = PROBE.encode()
 _TIME_FIRST = re.compile(rb"\[(\d{1,20})\]\s+(%b)" % _PROBE)
 _TIME_LAST = re.compile(rb"(%b) called at (\d{1,20})" % _PROBE)
 _BARE = re.compile(_PROBE)

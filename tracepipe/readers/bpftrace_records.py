@@ -38,6 +38,11 @@ _FIRST_TYPES: Final = _MAPS | {"attached_probes"}
 _ONLY_MAPS: Final = (
     "has only maps and histograms that bpftrace printed, and no lines with times: there is nothing to draw"
 )
+PROBE: Final = (
+    r"(?:uprobe|uretprobe|usdt|kprobe|kretprobe|kfunc|kretfunc|fentry|fexit|tracepoint|rawtracepoint)"
+    r":[^\s:]\S*"
+)
+"""The form of the name of a probe, `probe` in a script."""
 
 PLACED: Final = "between lines"
 """The value of the argument `placed` of an event without a time."""

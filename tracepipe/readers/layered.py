@@ -34,14 +34,13 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.tables import NativeTables
 from tracepipe.event.vocabulary import COPY_KINDS, direction_named
-from tracepipe.hooks.probe_names import PATTERN, probe_named
-from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
 from tracepipe.hooks.slots import decode_command
 from tracepipe.native import library
 from tracepipe.readers.bpftrace_records import (
     NO_TIME,
     OWN_TEXT,
     PLACED,
+    PROBE,
     ScriptLines,
     is_wrapped,
     loss_of,
@@ -101,7 +100,7 @@ _OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
 _FLOAT_IS_EXACT_MS = (1 << 51) / 1e6
 _HEXADECIMAL = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
-_PROBE = re.compile(PATTERN)
+_PROBE = re.compile(PROBE)
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
 # A type is a word. Much longer text is not the name of a layer.
 _TYPE_CHARACTERS_MAX = 256
@@ -280,6 +279,8 @@ class LayeredLines(ScriptLines[Record]):
         if type(args.get("args")) is dict:
             args = args.pop("args") | args
         if _PROBE.fullmatch(name):  # bpftrace's `probe`, which differs for the entry and the return
+            from tracepipe.hooks.probe_names import probe_named
+
             if phase != "E":
                 args["probe"] = name
             record["name"] = probe_named(name).name
@@ -377,6 +378,8 @@ def _effect_of(name: str, args: Record, phase: str) -> str:
     no call. If the name does not show it, `op` may have it. A call that failed has no effect. A begin and its
     end must have the same name.
     """
+    from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
+
     effect = effect_of(name)[0] or args.get("op")
     failed = phase == "I" and args.get("result", args.get("retval", 0)) != 0
     return effect if effect in MEMORY_EFFECTS and not failed else ""
@@ -405,6 +408,8 @@ def _put_direction(record: Record, args: Record) -> None:
     given = args.get("direction")
     if type(given) is str:
         given = args["direction"] = direction_named(given)
+    from tracepipe.hooks.sets import effect_of
+
     effect, direction = effect_of(record["name"])
     if effect == "transfer":
         kind = args.get("kind")
