@@ -298,53 +298,78 @@ def test_legacy_events_of_perfetto_traces(events: list[Event]) -> None:
 COMMS = {0: "swapper", 7: "a", 8: "b", 9: "größe"}
 
 
-@pytest.mark.slow
-@examples
-@given(st.data())
-def test_switches_marks_and_names_of_perfetto_traces(data: st.DataObject) -> None:
-    made = TraceMade()
-    if data.draw(st.booleans()):
-        tree = made.packet().process_tree
-        tree.processes.add(pid=7, cmdline=["program"])
-        tree.threads.add(tid=8, tgid=7, name="b")
-    cpus, now = dict.fromkeys(range(data.draw(st.integers(1, 2))), 0), 1000
+@st.composite
+def traced_by_the_kernel(draw: st.DrawFn) -> list[tuple[int, int, int, tuple[int, int] | str]]:
+    """Time, processor and thread of events of ftrace: a switch to a thread with the state of the one that
+    leaves, or a mark.
+    """
+    events: list[tuple[int, int, int, tuple[int, int] | str]] = []
+    cpus, now = dict.fromkeys(range(draw(st.integers(1, 2))), 0), 1000
     opened = dict.fromkeys(COMMS, 0)
-    for _ in range(data.draw(st.integers(1, 10))):
-        now += data.draw(STEPS)
-        cpu, tid = data.draw(st.sampled_from([*cpus])), data.draw(st.sampled_from([*COMMS]))
-        if tid in cpus.values() and tid:
-            tid = 0
-        event = made.packet().ftrace_events
-        event.cpu = cpu
-        event = event.event.add(timestamp=now, pid=cpus[cpu])
-        if data.draw(st.booleans()) or not cpus[cpu]:
-            state = data.draw(st.sampled_from([0, 1, 2]))
-            switch = {
-                "prev_comm": COMMS[cpus[cpu]],
-                "prev_pid": cpus[cpu],
-                "prev_prio": 120,
-                "prev_state": state,
-            }
-            event.sched_switch.MergeFrom(
-                pb.SchedSwitchFtraceEvent(**switch, next_comm=COMMS[tid], next_pid=tid, next_prio=120)
-            )
+    for _ in range(draw(st.integers(1, 10))):
+        now += draw(STEPS)
+        cpu, tid = draw(st.sampled_from([*cpus])), draw(st.sampled_from([*COMMS]))
+        tid = 0 if tid in cpus.values() else tid
+        own = cpus[cpu]
+        if draw(st.booleans()) or not own:
+            events.append((now, cpu, own, (draw(st.sampled_from([0, 1, 2])), tid)))
             cpus[cpu] = tid
-        else:
-            own = cpus[cpu]
-            mark = data.draw(
-                st.sampled_from(["B|7|step", "E|7", "I|7|now", "C|7|count|5", "B|7|", "C|7|no|x"])
-            )
-            if mark == "E|7" and not opened[own]:
-                continue
-            opened[own] += {"B": 1, "E": -1}.get(mark[0], 0)
-            event.print.buf = mark + data.draw(st.sampled_from(["", "\n"]))
+            continue
+        mark = draw(st.sampled_from(["B|5|step", "E|5", "I|5|now", "C|5|count|5", "B|5|", "C|5|no|x"]))
+        if mark == "E|5" and not opened[own]:
+            continue
+        opened[own] += {"B": 1, "E": -1}.get(mark[0], 0)
+        events.append((now, cpu, own, mark))
     for tid, count in opened.items():
         for _ in range(count):
             now += 3
-            bundle = made.packet().ftrace_events
-            bundle.cpu = 0
-            bundle.event.add(timestamp=now, pid=tid).print.buf = "E|7"
+            events.append((now, 0, tid, "E|5"))
+    return events
+
+
+@pytest.mark.slow
+@examples
+@given(traced_by_the_kernel(), st.booleans(), st.sampled_from(["", "\n"]))
+def test_switches_marks_and_names_of_perfetto_traces(events: list[Any], has_tree: bool, end: str) -> None:
+    made = TraceMade()
+    if has_tree:
+        tree = made.packet().process_tree
+        tree.processes.add(pid=5, cmdline=["program"])
+        tree.threads.add(tid=8, tgid=5, name="b")
+    for ts_ns, cpu, own, what in events:
+        bundle = made.packet().ftrace_events
+        bundle.cpu = cpu
+        event = bundle.event.add(timestamp=ts_ns, pid=own)
+        if type(what) is str:
+            event.print.buf = what + end
+            continue
+        states = {"prev_comm": COMMS[own], "prev_pid": own, "prev_prio": 120, "prev_state": what[0]}
+        event.sched_switch.MergeFrom(
+            pb.SchedSwitchFtraceEvent(**states, next_comm=COMMS[what[1]], next_pid=what[1], next_prio=120)
+        )
     assert_same(made.bytes, "trace.pftrace")
+
+
+@pytest.mark.slow
+@examples
+@given(traced_by_the_kernel(), st.booleans(), st.sampled_from([" (    5)", " (-----)"]))
+def test_ftrace_in_json(events: list[Any], is_before: bool, process: str) -> None:
+    lines, unknown = ["# tracer: nop", "#"], " (-----)"
+    for ts_ns, cpu, own, what in events:
+        text = f"tracing_mark_write: {what}"
+        if type(what) is not str:
+            state, comes = "RSD"[what[0]], what[1]
+            text = f"sched_switch: prev_comm={COMMS[own]} prev_pid={own} prev_prio=120 prev_state={state}"
+            text += f" ==> next_comm={COMMS[comes]} next_pid={comes} next_prio=120"
+        # The trace processor reads seconds as a double: 1/512 s is exact.
+        whole, part = divmod(ts_ns * 10**9 // 512, 10**9)
+        of = process if own else unknown
+        lines.append(f"{COMMS[own]:>16}-{own:<5}{of} [{cpu:03}] d..3 {whole}.{part:09}: {text}")
+    member = {"systemTraceEvents": "\n".join([*lines, ""])}
+    named = {"ph": "M", "pid": 7, "tid": 7, "name": "process_name", "args": {"name": "program"}}
+    slices = {"traceEvents": [named, {"ph": "X", "pid": 5, "tid": 8, "ts": 1, "dur": 0.5, "name": "a"}]}
+    whole_file = {**member, **slices} if is_before else {**slices, **member}
+    assert_same(json.dumps(whole_file, ensure_ascii=False).encode())
 
 
 @pytest.mark.slow

@@ -313,6 +313,38 @@ def test_members_mean_the_same_before_and_after_the_events(is_before: bool) -> N
 
 
 @pytest.mark.usefixtures("core")
+def test_ftrace_beside_the_events_is_read() -> None:
+    switch = "prev_comm=f g prev_pid=8 prev_prio=120 prev_state={} ==> next_comm=io next_pid=9 next_prio=-1"
+    lines = [
+        "f g-8 (7) [001] d..3 0.000001: sched_waking: comm=io pid=9 prio=120 success=1 target_cpu=002",
+        f"f g-8     [001] d..3 0.000002: sched_switch: {switch.format('D|K')}",
+        "io-9 [002] 0.0000025: sched_wakeup_new: comm=x-1 y pid=10 prio=120 target_cpu=000",
+        f"f g-8     [002] d..3 0.000003: sched_switch: {switch.format('R+')}",
+        *("f-8 [001] 0.000004: print: 0xffff: S|7|load|5", "f-8 [001] 0.000005: print: F|7|load|5"),
+        *("io-9 [002] 0.1: sched_switch: x", "io-9 [002] 0.1: irq: y", "io-9 [002] 0.1: print: C|7|n|x"),
+    ]
+    records, problems = read({"traceEvents": [EVENT], "systemTraceEvents": "\n".join(["# ", *lines])})
+    kept = ("phase", "ts_ns", "dur_ns", "pid", "tid", "cpu", "args")
+    found = [[record.get(key) for key in kept] for record in records if record["type"] != "name"]
+    thread, off = [7, 8, 1], {"prev_state": "disk"}
+    assert found == [
+        ["X", 1000, 2000, 7, 8, None, None],
+        ["I", 1000, None, None, 9, 1, {"by_tid": 8, "target_cpu": 2}],
+        ["E", 2000, None, *thread, off],
+        ["B", 2000, None, None, 9, 1, {"prio": -1}],
+        ["I", 2500, None, None, 10, 2, {"by_tid": 9, "target_cpu": 0}],
+        ["E", 3000, None, 7, 8, 2, {"prev_state": "preempted"}],
+        ["B", 3000, None, None, 9, 2, {"prio": -1}],
+        ["X", 4000, 1000, 7, None, None, None],
+    ]
+    assert {record["comm"] for record in records if record.get("tid") == 9 and record["phase"] == "B"} == {
+        "io"
+    }
+    assert [record["name"] for record in records if record["type"] == "name"] == ["f g"]
+    assert [problem.message for problem in problems] == ["3 lines of systemTraceEvents are not read"]
+
+
+@pytest.mark.usefixtures("core")
 @pytest.mark.parametrize(
     ("last", "members"),
     [([], {"distributedInfo": {"rank": 0}}), ([EVENT | {"cat": "xpu_runtime"}], {}), ([], {})],

@@ -80,7 +80,7 @@ from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
 from tracepipe.mangled_names import demangled
 from tracepipe.native import library
-from tracepipe.readers import xla_events
+from tracepipe.readers import ftrace_text, xla_events
 from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text, stream_number
 from tracepipe.readers.json_elements import (
     Elements,
@@ -544,6 +544,7 @@ _SHOWN_GPUS: Final = 8
 _KNOWN = frozenset({"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"})
 _OF_ASYNC = _KNOWN | {"id", "id2", "scope"}
 _OF_FLOWS = _OF_ASYNC | {"bp"}
+_OF_SCHEDULER = ("name", "phase", "tid", "cpu", "comm")
 # A year: no slice of a trace is that long.
 _LONG_NS: Final = 365 * 24 * 3600 * 10**9
 _NAMES_MAX: Final = 1 << 16
@@ -829,6 +830,30 @@ class ChromeEvents:
         if (name := event.get("name")) is not None:
             stated["name"] = self._shortened(str(name))
         self.paired.add(SortedRow(ts_ns, 0, 0, 0, _dumped(stated), _dumped(kind.args_of(args))))
+
+    def add_ftrace(self, text: str) -> int:
+        """Add the events of ftrace's text, and return how many of its lines are not read."""
+        lines = [line for line in text.split("\n") if line.strip() and not line.startswith("#")]
+        processes = dict(filter(None, map(ftrace_text.process_of, lines)))
+        unread = 0
+        for line in lines:
+            count = 0
+            for event in ftrace_text.events_of(line):
+                count += 1
+                process = processes.get(event["tid"], self._ids.process_of.get(event["tid"]))
+                if event["ph"] != "scheduler":
+                    self._add_event(event, b"")
+                elif (ts_ns := ns_of_text(event["ts"])) is not None and 0 < event["tid"] <= ID_LIMIT:
+                    record: Record = {key: event[key] for key in _OF_SCHEDULER if key in event}
+                    if process is not None:  # with that name, a main thread would name its process too
+                        thread = record["pid"], _ = process, record["tid"]
+                        if len(self._names) < _NAMES_MAX and "comm" in record:
+                            self._names.setdefault(thread, {})["name"] = record.pop("comm")
+                    self._note_time(ts_ns, 0)
+                    first = packed({"type": "scheduler", **record})
+                    self.rows.add(SortedRow(ts_ns, MARK, 0, 0, first, packed(event["args"])))
+            unread += not count
+        return unread
 
     # Names ----------------------------------------------------------------------------------------------
 
@@ -1143,11 +1168,10 @@ class _Members:
         return bool(self._member("stackFrames"))
 
     @property
-    def ftrace_lines(self) -> int:
-        """How many lines of the kernel's own trace there are, which are not read."""
+    def ftrace(self) -> str:
+        """The kernel's own trace, as text."""
         text = self._members.get("systemTraceEvents")
-        lines = text.splitlines() if type(text) is str else []
-        return sum(bool(line) and not line.startswith("#") for line in lines)
+        return text if type(text) is str else ""
 
     @property
     def launch_bits(self) -> int:
@@ -1646,6 +1670,7 @@ class _Trace:
             self._problems.add(*self._events.add_all(batch))
         if has_array and elements.rest:
             self._problems.add(Problem(0, "", elements.rest))
+        self._ftrace_unread = self._events.add_ftrace(around.ftrace)
         return around.found(kinds)
 
     def _batches(self) -> Iterator[SourceBatch]:
@@ -1726,7 +1751,7 @@ class _Trace:
                     events.names_left_out
                 ),
                 "value|values of counters is|are left out: they are not numbers": events.no_numbers,
-                "line|lines of systemTraceEvents is|are not read": self._around.ftrace_lines,
+                "line|lines of systemTraceEvents is|are not read": self._ftrace_unread,
                 "member|members around the events is|are not read: there is more text than can be kept": (
                     self._elements.members_left_out
                 ),

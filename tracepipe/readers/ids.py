@@ -26,6 +26,8 @@ class Ids:
         self._numbers: dict[Any, int] = {}
         self._names: dict[int, str] = {}
         self._used: dict[tuple[int, int | None], None] = {}
+        self.process_of: dict[int, int] = {}
+        """The process of a thread whose ids are numbers, as far as they are kept."""
         self._next = ID_LIMIT
         self._text_length = 0
         self._is_full = False
@@ -46,6 +48,8 @@ class Ids:
         pid, tid = event.get("pid"), event.get("tid")
         if type(pid) is int and type(tid) is int and 0 <= pid <= ID_LIMIT and 0 <= tid <= ID_LIMIT:
             fields["pid"], fields["tid"] = pid, tid
+            if len(self.process_of) < _IDS_MAX:
+                self.process_of[tid] = pid
             return fields
         if (process := self.number(pid)) is not None:
             fields["pid"] = process
