@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import zipfile
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -26,6 +27,7 @@ from tracepipe.dataset.build import build
 from tracepipe.dataset.places import Dataset
 from tracepipe.errors import InputError, OutputError
 
+HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic"}
 ROOT = Path(__file__).parents[2]
 _ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 
@@ -270,6 +272,32 @@ def test_a_build_that_is_killed_leaves_whole_ranks(
 
 @pytest.mark.usefixtures("inline")
 @pytest.mark.usefixtures("inline")
+@pytest.mark.usefixtures("inline")
+def test_ranks_in_an_archive(tmp_path: Path) -> None:
+    archive, folder = tmp_path / "runs" / "all.zip", tmp_path / "ds"
+    archive.parent.mkdir()
+    (archive.parent / "no.zip").write_bytes(b"PK\3\4")
+    with zipfile.ZipFile(archive, "w") as made:
+        for rank in range(2):
+            event = {"type": "memory", "phase": "I", "name": "alloc", "ts_ns": 5}
+            lines = [HEADER, event | {"pid": 1 + rank * 10_000_000}, event | {"pid": 2}]
+            made.writestr(f"node{rank}/{rank}.jsonl", "\n".join(map(json.dumps, lines)))
+    assert len(build([f"{archive}/node1/1.jsonl"], str(folder)).written) == 1
+    for _ in range(2):
+        built = build([str(archive.parent)], str(folder))
+        assert [*built.left_out] == [f"{archive.parent}/no.zip"]
+        assert Dataset.opened(str(folder)).ranks() == [("node0", 0), ("node1", 1)]
+    assert (built.unchanged, built.written) == (2, [])
+    for path, said in (
+        (f"{archive}/2.jsonl", "has no 2.jsonl"),
+        (f"{folder}/dataset.json/x", "is not an archive"),
+    ):
+        with pytest.raises(InputError, match=said):
+            build([path], str(folder))
+    for written in build([str(archive)], str(tmp_path / "other")).written:
+        assert ("has events of 2 machines" in written.remarks[-1]) == (written.rank.rank == 1)
+
+
 def test_a_dataset_of_no_rank(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text("no recording")
     built = build([str(tmp_path / "0.json")], str(tmp_path / "ds"))

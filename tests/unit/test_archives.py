@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import zstandard
@@ -86,6 +87,23 @@ def test_the_traces_of_an_archive_become_one_timeline(form: str, tmp_path: Path)
     assert "first" not in shown.read_text()
     with pytest.raises(InputError, match=r"has no c/run\.json"):
         tracepipe.load(f"{path}/c/run.json")
+
+
+def test_an_archive_of_several_traces_is_unpacked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / "all.tar.gz", list[str]()
+    path.write_bytes(FORMS["all.tar.gz"]({f"{rank}/run.json": trace("work", rank) for rank in range(5)}))
+
+    class Counted(Archive):
+        def __init__(self, file: BinaryIO, path: str) -> None:
+            read.append(path)
+            super().__init__(file, path)
+
+    monkeypatch.setattr("tracepipe.recording.archives.Archive", Counted)
+    for to in ("text", "archive"):
+        tracepipe.convert(path, tmp_path / to, to)
+    assert read == [str(path)] * 2
 
 
 def test_an_archive_that_convert_wrote_is_read_again(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tracepipe.dataset.rank_tables import Written, write_rank
 from tracepipe.dataset.shifts import renumber
 from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording import remote
-from tracepipe.recording.files import Progress
+from tracepipe.recording.files import Progress, archives_kept, traces_of
 
 ENDINGS: Final = (
     ".jsonl",
@@ -33,11 +33,20 @@ ENDINGS: Final = (
     ".pftrace",
     ".perfetto-trace",
     ".pb",
+    *(_ARCHIVES := (".zip", ".tar", ".tgz", ".tar.gz", ".tar.zst")),
 )
 """How the names of files end that are taken for recordings, in a folder that is named as a whole."""
 # Recordings that are read before it is their turn to be put in place, for each process: each has a folder.
 _AHEAD: Final = 4
 _DIED: Final = "the process that read it was killed: free some memory, or use fewer --jobs"
+
+
+_process: Final = ExitStack()
+
+
+def _keep_archives() -> None:
+    """Have this process unpack an archive once for all of its traces that it reads."""
+    _process.enter_context(archives_kept())
 
 
 @dataclass(slots=True)
@@ -106,8 +115,14 @@ def _found_at(path: str, output: str) -> tuple[list[Source], str]:
         files = sorted(_below(Path(path), Path(output))) if is_folder else [Path(path)]
         found = []
         for file in files:
+            name = str(file.absolute())
             try:
-                found.append(Source.of(str(file.absolute())))
+                is_archive = not is_folder or name.endswith(_ARCHIVES)
+                found += map(Source.of, traces_of(name) if is_archive else [name])
+            except InputError:
+                if not is_folder:
+                    raise
+                found.append(Source.of(name))  # why it is left out is said then
             except OSError as e:
                 raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
     if not found:
@@ -152,7 +167,9 @@ class _Adding:
             return []
         with ExitStack() as kept:
             # Threads of this process may hold locks, which a fork would never get back.
-            pool = kept.enter_context(ProcessPoolExecutor(jobs, mp_context=get_context("spawn")))
+            pool = kept.enter_context(
+                ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_keep_archives)
+            )
             try:
                 while waiting or running:
                     while waiting and len(running) < _AHEAD * jobs:

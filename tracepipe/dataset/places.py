@@ -17,6 +17,7 @@ from tracepipe import __version__, paths
 from tracepipe.errors import InputError, OutputError
 from tracepipe.printable import json_text
 from tracepipe.recording import remote
+from tracepipe.recording.files import archive_of
 from tracepipe.recording.outputs import made_folder, writing
 from tracepipe.store.tables import connect
 
@@ -100,7 +101,7 @@ class Source(NamedTuple):
         """The recording at a path or URL. Raises OSError, TracepipeError."""
         if remote.is_url(path):
             return cls.of_object(remote.found(path))
-        *_, sizes, times = zip(*filter(None, paths.identity(path)), strict=True)
+        *_, sizes, times = zip(*filter(None, paths.identity(archive_of(path) or path)), strict=True)
         return cls(path, sum(sizes), max(times))
 
     @classmethod

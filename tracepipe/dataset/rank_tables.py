@@ -26,8 +26,10 @@ from tracepipe.dataset.identity import identity_of
 from tracepipe.dataset.places import RANKS, Rank, Source
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, Ints
+from tracepipe.event.origins import IDS_PER_HOST, MADE_UP, PIDS_MAX
 from tracepipe.present.writing.table_formats import write_question
 from tracepipe.printable import is_unicode
+from tracepipe.recording.files import unpacked
 from tracepipe.recording.outputs import writing
 from tracepipe.store import views
 from tracepipe.store.run import Run, load_run
@@ -50,6 +52,10 @@ select w.start_ns, w.end_ns, w.gpu, {list(PURPOSES)}[w.purpose + 1] as purpose,
 from work w left join tracepipe.shape_values s using (shape)
 left join tracepipe.warp_kernel_values k on w.kernel = k.number
 order by w.gpu, w.start_ns, w.end_ns, purpose, name
+"""
+_HOSTS: Final = f"""
+select count(distinct pid // {IDS_PER_HOST}) from tracepipe.shape_values
+where pid between 0 and {MADE_UP} and pid % {IDS_PER_HOST} <= {PIDS_MAX}
 """
 
 
@@ -77,7 +83,7 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
 
     run = load_run(source.path, **(options or {}))
     facts, con = run.facts, run.connection
-    identity = identity_of(facts.header, facts.trace_clock, source.path, root)
+    identity = identity_of(facts.header, facts.trace_clock, unpacked(source.path), root)
     # As many processes as processors are at work.
     con.execute("set threads = 1; create schema dataset")
     for layer, schema in _OWN.items():
@@ -95,7 +101,11 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         )  # fmt: skip
         con.register("given", dict(zip(STEPS, columns, strict=True)))
         con.execute("insert into dataset.steps select * from given")
-    remarks = [*facts.remarks({}), *collectives.put_collectives(run, times, steps)]
+    (hosts,) = con.execute(_HOSTS).fetchone()
+    apart = (
+        f"has events of {hosts} machines, which a dataset keeps under one host, as it has a host for a rank"
+    )
+    remarks = [*facts.remarks({}), *[apart][: hosts > 1], *collectives.put_collectives(run, times, steps)]
     if len(work):
         con.register("work", _work_columns(run, work, kinds))
         write(_WORK, "work")

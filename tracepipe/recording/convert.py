@@ -17,7 +17,7 @@ from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
 from tracepipe.readers.sorted_rows import SortedRow, row_sorter
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import Progress, traces_of
+from tracepipe.recording.files import Progress, archives_kept, traces_of
 from tracepipe.recording.inputs import InputOptions, Inputs, Placed, open_inputs, open_separately
 from tracepipe.recording.outputs import trace_names
 from tracepipe.recording.reading import Reading, no_collector, open_recording
@@ -42,17 +42,22 @@ class Conversion:
     """The conversion of one recording, or of several as one. Call `run` with the output stream."""
 
     def __init__(self, path: str | Sequence[str], output: OutputFormat, options: ConversionOptions) -> None:
-        given = [path] if isinstance(path, str) else path
-        self._paths = [trace for one in given for trace in traces_of(one)] if output.takes_several else given
+        self._paths = [path] if isinstance(path, str) else path
         self._output, self._options = output, options
 
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
         """Convert. Raises InputError on the first bad line where `strict`."""
+        with no_collector(), archives_kept():
+            if self._output.takes_several:
+                self._paths = [trace for one in self._paths for trace in traces_of(one)]
+            if self._output.of == "archive":
+                return self._archive(out, open_separately(self._paths, self._options, progress))
+            return self._as_one(out, progress)
+
+    def _as_one(self, out: BinaryIO, progress: Progress | None) -> Account:
+        """Write one output of all recordings."""
         options, output = self._options, self._output
-        if output.of == "archive":
-            with no_collector():
-                return self._archive(out, open_separately(self._paths, options, progress))
-        with no_collector(), open_inputs(self._paths, options, progress) as inputs:
+        with open_inputs(self._paths, options, progress) as inputs:
             if output.of == "timeline":
                 return _draw(inputs, output, options, out)
             opened, reading = inputs.parts[0].opened, inputs.parts[0].reading

@@ -7,7 +7,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -135,37 +136,62 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
     read once, as it comes.
     """
     file, name = _in_archive(path)
-    with _opened(file, is_growing=is_growing) as stream:
-        if is_growing or not (name or _is_archive(stream)):
-            yield stream
+    with ExitStack() as stack:
+        found = _found_at(file, name, stack, is_growing=is_growing)
+        if isinstance(found, InputStream):
+            yield found
             return
-        with _archive(stream, file) as archive, tempfile.TemporaryFile() as copy:
-            name = archive.name_of(name)
-            try:
-                archive.copy(name, cast(BinaryIO, copy))
-                copy.flush()
-                copy.seek(0)
-            except OSError as e:
-                raise remote.not_copied(e, f"{file}/{name}") from e
-            yield InputStream(cast(BinaryIO, copy), f"{file}/{name}")
+        name = found.name_of(name)
+        copy = cast(BinaryIO, stack.enter_context(tempfile.TemporaryFile()))
+        try:
+            found.copy(name, copy)
+            copy.flush()
+            copy.seek(0)
+        except OSError as e:
+            raise remote.not_copied(e, f"{file}/{name}") from e
+        yield InputStream(copy, f"{file}/{name}")
 
 
-def _is_archive(stream: InputStream) -> bool:
-    head = stream.head()
-    return head.startswith((b"PK\x03\x04", b"PK\x05\x06")) or head.startswith(b"ustar", 257)
+_kept: ContextVar[tuple[dict[str, Archive], ExitStack] | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
-def _archive(stream: InputStream, path: str) -> Iterator[Archive]:
-    from tracepipe.recording.archives import Archive  # here, as few inputs are archives
+def archives_kept() -> Iterator[None]:
+    """Keep each archive open that is opened from now on, so that its directory is read once, and it is
+    decompressed once.
+    """
+    with ExitStack() as stack:
+        before = _kept.set(({}, stack))
+        try:
+            yield
+        finally:
+            _kept.reset(before)
 
-    if not _is_archive(stream):
-        raise InputError("is not an archive", "Name a file.", path=path)
-    with stream.as_file() as file:
+
+def _found_at(path: str, name: str, stack: ExitStack, *, is_growing: bool = False) -> InputStream | Archive:
+    """What is at a path, open until the stack ends, or for longer where it is an archive that is kept. It
+    must be one if a name in it is asked for. Raises InputError.
+    """
+    archives, keeping = _kept.get() or ({}, stack)
+    if path in archives:
+        return archives[path]
+    with ExitStack() as own:
+        stream = own.enter_context(_opened(path, is_growing=is_growing))
+        head = b"" if is_growing else stream.head()
+        if not (head.startswith((b"PK\x03\x04", b"PK\x05\x06")) or head.startswith(b"ustar", 257)):
+            if name:
+                raise InputError("is not an archive", "Name a file.", path=path)
+            stack.push(own.pop_all())
+            return stream
+        from tracepipe.recording.archives import Archive  # here, as few inputs are archives
+
+        file = own.enter_context(stream.as_file())
         if stream.damage:
             raise InputError(f"cannot be read: {stream.damage}", "Copy or record it again.", path=path)
         file.seek(0)
-        yield Archive(file, path)
+        archives[path] = Archive(file, path)
+        keeping.push(own.pop_all())
+    return archives[path]
 
 
 def _in_archive(path: str) -> tuple[str, str]:
@@ -183,15 +209,22 @@ def archive_of(path: str) -> str:
     return file if name else ""
 
 
+def unpacked(path: str) -> str:
+    """The path of a trace if its archive were unpacked where it is."""
+    file, name = _in_archive(path)
+    return str(Path(file).parent / name) if name else path
+
+
 def traces_of(path: str) -> list[str]:
     """The path of an input, or of each trace in it if it is an archive. Raises InputError."""
-    if not paths.is_file(path):
+    file, name = _in_archive(path)
+    if not (name or paths.is_file(path)):
         return [path]
-    with _opened(path) as stream:
-        if not _is_archive(stream):
+    with ExitStack() as stack:
+        found = _found_at(file, name, stack)
+        if isinstance(found, InputStream):
             return [path]
-        with _archive(stream, path) as archive:
-            return [f"{path}/{name}" for name in archive.traces]
+        return [f"{file}/{one}" for one in ([found.name_of(name)] if name else found.traces)]
 
 
 @contextmanager
