@@ -259,7 +259,7 @@ def test_the_busiest_of_very_many_gpus_are_examined(load: Load, monkeypatch: pyt
 
 def test_functions_of_python_are_called_so(load: Load) -> None:
     step = span(2_120, 2_840, "step", "hook") | {"layer": "python_function"}
-    assert causes(run(load(*EVERY_LAYER, step), Options()))["Python functions", "step"] == 30 + 40
+    assert causes(run(load(*EVERY_LAYER, step), Options()))["Python functions", None] == 30 + 40
 
 
 def test_the_threads_with_the_longest_time_in_calls_are_listed(load: Load) -> None:

@@ -13,7 +13,7 @@ from tracepipe.libraries import np
 from tracepipe.store.run import Run
 from tracepipe.store.schema import INSTANT
 
-HOOKED = "hooked functions"
+HOOKED, PYTHON_FUNCTIONS = "hooked functions", "Python functions"
 PARTS = ("itself", HOOKED, "ioctl", "other system calls", "driver", "off-CPU")
 """The parts of a call, outermost first. Where they overlap, the time counts for the innermost: a thread that
 sleeps in an ioctl is off the CPU. Hooked functions only count inside the call, not around it."""
@@ -31,11 +31,11 @@ _LINE_NS = 1 << 62
 
 
 def hooked_title(run: Run) -> str:
-    """The name of hooked functions: "Python functions" where all those of processes are Python's."""
+    """The name of hooked functions: PYTHON_FUNCTIONS where all those of processes are Python's."""
     layers, pids = run.shapes.column("layer"), run.shapes.column("pid")
     numbers = distinct(layers[(layers < 0) & (pids != NONE) & is_process(pids)])
     own = {run.shapes.value("layer", number) for number in numbers.tolist()}
-    return "Python functions" if own and own <= PYTHON_LAYERS else HOOKED
+    return PYTHON_FUNCTIONS if own and own <= PYTHON_LAYERS else HOOKED
 
 
 class Breakdown:

@@ -13,7 +13,7 @@ import numpy as np
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
-from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.columns import NONE, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, sums_by
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.schema import INSTANT
@@ -29,7 +29,7 @@ _SEQUENCE = re.compile(r", seq ?= ?(\d{1,18})\b")
 _AUTOGRAD = re.compile(r"pt_autograd_\d*")
 
 
-def called_by(run: Run, calls: Int64s) -> Int64s:
+def called_by(run: Run, calls: Ints) -> Int64s:
     """For rows of calls, the stack of each call, or of the nearest call around it that has one; else
     NO_STACK. Shapes `(n,)`.
     """

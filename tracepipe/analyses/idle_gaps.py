@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +10,10 @@ import numpy as np
 from tracepipe.analyses.breakdown import HOOKED
 from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.analyses.gpu_work import Idle, Work, outermost_rows
-from tracepipe.analyses.host_states import STATES, UNKNOWN, USER, HostStates, Spent
+from tracepipe.analyses.host_states import STATES, USER, HostStates, Spent
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, Rows
-from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.groups import count_earlier
+from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
 
 BETWEEN, FIRST, LAST = range(3)
@@ -50,6 +51,19 @@ class IdleGaps:
         """The gaps at some rows."""
         return IdleGaps(*(getattr(self, field.name)[rows] for field in fields(self)))
 
+    def within(self, spans: Stretches) -> IdleGaps:
+        """The parts of the gaps that are inside some stretches."""
+        first = np.searchsorted(spans.end_ns, self.start_ns, "right")
+        parts = np.maximum(np.searchsorted(spans.start_ns, self.end_ns) - first, 0)
+        rows = np.repeat(np.arange(len(self)), parts)
+        span = first[rows] + count_earlier(rows)
+        found = self.select(rows)
+        return replace(
+            found,
+            start_ns=np.maximum(found.start_ns, spans.start_ns[span]),
+            end_ns=np.minimum(found.end_ns, spans.end_ns[span]),
+        )
+
     def queued_ns(self, run: Run, rows: Ints) -> tuple[Int64s, Bools]:
         """How much of each of some gaps is after the return of the call for the following work, and whether
         that is known. Shapes `(n,)`.
@@ -83,30 +97,6 @@ def gaps_of(run: Run, work: Work, idle: list[Idle]) -> IdleGaps:
     call = outermost_rows(run, work.call[launched])
     by_order = work.by_order[launched]
     return IdleGaps(gpu, where, start_ns, end_ns, previous, following, call, by_order)
-
-
-def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> Spent:
-    """The states of the thread that launched the following work in each gap: the columns gap, and state,
-    call, syscall and dur_ns as in `HostStates.of`.
-    """
-    shapes, calls = run.shapes, run.layer("userspace")
-    nobody, some = np.flatnonzero(gaps.call == NONE), np.flatnonzero(gaps.call != NONE)
-    none = np.full(len(nobody), NONE, np.int32)
-    found: list[Spent] = [
-        {
-            "gap": nobody, "state": np.full(len(nobody), STATES.index(UNKNOWN), np.uint8), "call": none,
-            "syscall": none, "dur_ns": gaps.dur_ns(nobody),
-        }
-    ]  # fmt: skip
-    shape = calls.rows(gaps.call[some], "shape").shape
-    # Gaps of several GPUs overlap each other, those of one do not.
-    of, first = number_rows(gaps.gpu[some], shapes.column("pid", shape), shapes.column("tid", shape))
-    for number, own in RowsByNumber(of, some):
-        thread = shapes.ids_of(int(shape[first[number]]))
-        spent = states.of(thread, gaps.start_ns[own], gaps.end_ns[own])
-        spent["gap"] = own[spent.pop("stretch")]
-        found.append(spent)
-    return {key: np.concatenate([one[key] for one in found]) for key in found[0]}
 
 
 KEYS = ("state", "call", "syscall")

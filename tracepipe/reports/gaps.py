@@ -13,7 +13,7 @@ from tracepipe.analyses.breakdown import HOOKED
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.gpu_contexts import context_tables
 from tracepipe.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
-from tracepipe.analyses.host_states import IN_CALL, STATES, HostStates, Spent
+from tracepipe.analyses.host_states import IN_CALL, STATES, USER, HostStates, Spent
 from tracepipe.analyses.idle_gaps import (
     BETWEEN,
     FIRST,
@@ -24,11 +24,11 @@ from tracepipe.analyses.idle_gaps import (
     Cause,
     IdleGaps,
     causes_of,
-    doing_in,
     gaps_of,
     in_words,
     state_text,
 )
+from tracepipe.analyses.idle_places import IdlePlaces, idle_places
 from tracepipe.analyses.launch_gaps import launch_tables
 from tracepipe.event.columns import NONE, Ints
 from tracepipe.event.groups import run_starts
@@ -86,12 +86,13 @@ def run(run: Run, options: Options) -> Result:
     states = HostStates(run)
     gaps = gaps_of(run, work, idle)
     kept = gaps.select(np.flatnonzero(gaps.dur_ns() >= least_ns))
-    doing = doing_in(run, states, kept)
+    places = idle_places(run, kept, states)
     result.parts.append(_gpus(run, idle, gaps))
     if len(kept):
         result.parts += [
-            _causes(run, idle, kept, doing, states, options.top),
-            _longest(run, work, idle, kept, doing, states, options),
+            *_places(run, idle, kept, places, options.top),
+            _causes(run, idle, kept, places.doing(), states, options.top),
+            _longest(run, work, idle, kept, places, states, options),
         ]
     threads, notes = _threads(run, idle, states, options.top)
     if len(threads.rows) > 1:
@@ -148,6 +149,36 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
     return Table("gpus", "Each GPU", columns, rows, note)
 
 
+def _places(run: Run, idle: list[Idle], gaps: IdleGaps, places: IdlePlaces, top: int) -> Iterator[Table]:
+    """The idle time between work by the program's range and line, where any were recorded."""
+    rows = []
+    for number, one in enumerate(idle):
+        own = (gaps.gpu[places.gap] == number) & (gaps.where[places.gap] == BETWEEN)
+        found, whole_ns = places.sums(run, np.flatnonzero(own)), one.idle_ns
+        shown = found[:top] if 0 < top < len(found) - 1 else found
+        more, more_ns = len(found) - len(shown), sum(place.idle_ns for place in found[len(shown) :])
+        for range_, line, idle_ns in [*shown, (counted(more, "other|others"), None, more_ns)][
+            : len(shown) + (more > 0)
+        ]:
+            rows.append(
+                (f"GPU {one.gpu}", range_, line, idle_ns, 100 * idle_ns / whole_ns if whole_ns else None)
+            )
+    columns = (
+        Column("gpu", "the program was in"),
+        Column("range", "range"),
+        Column("line", "line"),
+        Column("idle_ns", "idle", "ns"),
+        Column("share_percent", "share", "percent"),
+    )
+    note = (
+        "Of the thread that launched the next work: the innermost range that is no operator of a framework, "
+        "and the innermost line of Python that is in no installed package. Where that work was launched "
+        "before the GPU was idle, of the thread that has the steps. All steps count as one range."
+    )
+    if any(row[1] or row[2] for row in rows):
+        yield Table("places", "Idle time by range and line", columns, rows, note, grouped=True)
+
+
 def _causes(run: Run, idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, top: int) -> Table:
     def row(of: Cause) -> tuple[Any, ...]:
         share = 100 * of.between_ns / of.idle_ns if of.idle_ns else None
@@ -186,17 +217,15 @@ def _longest(
     work: Work,
     idle: list[Idle],
     gaps: IdleGaps,
-    doing: Spent,
+    places: IdlePlaces,
     states: HostStates,
     options: Options,
 ) -> Table:
+    doing = places.doing()
     order: Ints = np.lexsort((gaps.start_ns, -gaps.dur_ns()))
     shown = order[: options.top] if options.top > 0 else order
-    # For each gap the row of `doing` with the longest time, the first among equal ones.
-    main = np.zeros(len(gaps), np.int64)
-    by_time = np.lexsort((-doing["dur_ns"], doing["gap"]))
-    longest = by_time[run_starts(doing["gap"][by_time])]
-    main[doing["gap"][longest]] = longest
+    main = _longest_of(doing["gap"], doing["dur_ns"], len(gaps))
+    main_place = _longest_of(places.gap, places.dur_ns, len(gaps))
     queued_ns, is_known = gaps.queued_ns(run, shown)
     calls = run.layer("userspace")
 
@@ -217,12 +246,14 @@ def _longest(
             _, tid = run.shapes.ids_of(shape)
         ended_by = name if following else None
         cause, inner = state_text(state, states), call or syscall
-        if cause in (IN_CALL, states.hooked):
+        if cause in (IN_CALL, states.hooked) and inner:
             cause = f"in {inner}"
         elif cause == "system call" and inner:
             cause = f"{cause} ({inner})"
         elif inner and inner != cause:
             cause = f"{cause} in {inner}"
+        elif (place := places.name(run, int(main_place[gap]))) and state in (USER, HOOKED):
+            cause = place
         return (
             idle[int(gaps.gpu[gap])].gpu,
             start_ns - run.facts.start_ns,
@@ -252,6 +283,15 @@ def _longest(
     if bool((gaps.by_order[shown] & (gaps.following[shown] != NONE)).any()):
         note += " “?”: that work has no launch id; this is the last such call that began before it."
     return Table("gaps", "The longest gaps", columns, [row(at) for at in range(len(shown))], note)
+
+
+def _longest_of(gap: Ints, dur_ns: Ints, count: int) -> Ints:
+    """For each gap the row with the longest time, the first among equal ones. Shape `(count,)`."""
+    by_time = np.lexsort((-dur_ns, gap))
+    longest = by_time[run_starts(gap[by_time])]
+    found = np.zeros(count, np.int64)
+    found[gap[longest]] = longest
+    return found
 
 
 def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, list[str]]:

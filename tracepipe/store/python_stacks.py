@@ -70,7 +70,7 @@ class PythonSlices:
             for inner in reversed(path):
                 name = int(self._name[inner])
                 if name not in frames:
-                    frames[name] = _frame(text(name))
+                    frames[name] = frame_of(text(name))
                 if (frame := frames[name]) is not None:
                     outer = chain
                     chain = chains.setdefault((outer, name), len(links))
@@ -92,6 +92,7 @@ def _frames(links: list[tuple[int, Frame]], chain: int) -> list[Frame]:
     return frames
 
 
-def _frame(name: str) -> Frame | None:
+def frame_of(name: str) -> Frame | None:
+    """The frame that the name of a slice says; None for one without a file."""
     found = _FUNCTION.fullmatch(name)
     return Frame(found[3], found[1], int(found[2])) if found else None
