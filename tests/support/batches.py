@@ -23,7 +23,7 @@ from tracepipe.event.columns import (
 )
 from tracepipe.event.model import FLOW_PHASES, Problem, Record
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, WarpColumns, Warps
+from tracepipe.event.warps import WARP_COLUMNS, Others, PlacedWarps, WarpColumns, Warps
 from tracepipe.readers.recording import Recording, row_of
 
 
@@ -39,7 +39,7 @@ def read_all(recording: Recording) -> tuple[list[Record], list[Problem]]:
     return records, problems
 
 
-def _row_of_good(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
+def _row_of_good(record: Record, tables: Tables, others: Others[Warps]) -> Row:
     assert first_fault(record) is None
     return row_of(record, tables, others)
 
@@ -98,7 +98,7 @@ def record_of_warps(warps: WarpColumns) -> Record:
 
 def source_batch(records: Iterable[Record], tables: Tables) -> SourceBatch:
     """Records as a reader gives them."""
-    others: list[Record | Warps] = []
+    others = Others[Warps]()
     rows = [row_of(dict(record), tables, others) for record in records]
     return SourceBatch(event_columns(rows), others)
 
@@ -116,7 +116,7 @@ def trace_batch(records: Iterable[Record], tables: Tables) -> TraceBatch:
         bound_ns.append(plain[-1].pop("bound_ns", 0))
     batch = source_batch(plain, tables)
     events = batch.events
-    others: list[Record | PlacedWarps] = []
+    others = Others[PlacedWarps]()
     warps_at = np.flatnonzero(events.shape == SPECIAL).tolist()
     for at, other in zip(warps_at, batch.others, strict=True):
         others.append(_placed(other, source_ns[at], bound_ns[at]) if isinstance(other, Warps) else other)

@@ -92,7 +92,7 @@ def test_records_that_are_not_events_have_no_shape() -> None:
     assert batch.events.ts_ns.tolist() == [UNDATED_NS, 4, UNDATED_NS]
     assert batch.events.shape.tolist() == [SPECIAL] * 3
     assert batch.events.args.tolist() == [0, 1, 2]
-    assert batch.others == [loss, loss | {"ts_ns": 4}, footer]
+    assert [*batch.others] == [loss, loss | {"ts_ns": 4}, footer]
     assert tables.shapes == []
 
 

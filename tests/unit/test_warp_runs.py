@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
+from tracepipe.event import warps
 from tracepipe.event.model import Header
-from tracepipe.layout import LayoutOptions, warps
+from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
 
 pytestmark = pytest.mark.usefixtures("core")

@@ -15,7 +15,7 @@ from tests.support.warp_readings import LikelyGpu
 from tracepipe.clocks import warp_times
 from tracepipe.clocks.maps import ClockMap, offset_map
 from tracepipe.event import warps as event_warps
-from tracepipe.event.warps import PlacedWarps, Warps
+from tracepipe.event.warps import Others, PlacedWarps, Warps
 
 pytestmark = pytest.mark.usefixtures("core")
 CLOCK = "globaltimer:0"
@@ -51,6 +51,12 @@ def drifting(batches: list[Warps]) -> ClockMap:
     return ClockMap(CLOCK, "fit", source_ns, trace_ns, bounds_ns, bounds_ns, (1001, 1000), (5, 8))
 
 
+def placed(clock_map: ClockMap, batches: list[Warps]) -> list[dict[str, Any]]:
+    times, numbers = warp_times.WarpTimes(), np.arange(len(batches))
+    groups = (times.place(clock_map, group) for _, group in Others(batches).groups(numbers))
+    return listed([one for group in groups for one in group])
+
+
 def listed(placed: list[PlacedWarps]) -> list[dict[str, Any]]:
     def value(one: Any) -> Any:
         return one.tolist() if isinstance(one, np.ndarray) else one
@@ -66,8 +72,8 @@ def test_batches_that_are_placed_at_once_are_as_each_alone(seed: int, method: st
         clock_map = drifting(batches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_warps, "SMALL_MAX", 0)
-        alone = listed(list(warp_times.WarpTimes().place(clock_map, batches)))
+        alone = placed(clock_map, batches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_warps, "AT_ONCE_MAX", 20)
-        assert listed(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
-    assert listed(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
+        assert placed(clock_map, batches) == alone
+    assert placed(clock_map, batches) == alone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tracepipe.event.columns import (
     NONE,
     SPECIAL,
     UNDATED_NS,
+    Int64s,
     Ints,
     SourceBatch,
     TraceBatch,
@@ -33,7 +34,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import PlacedWarps, Warps
+from tracepipe.event.warps import Others, PlacedWarps, Warps
 
 # The name for further clocks, of which there are too many.
 _OTHERS = "other clocks"
@@ -114,28 +115,24 @@ class Clocks:
         become finer by the cycles of their SM, see `sm_clock`.
         """
         events = batch.events.shared(TraceColumns)
-        others: list[Record | PlacedWarps] = []
+        others = Others[PlacedWarps]()
         left_out: list[int] = []
         if self._codes is None:
             self._codes = ShapeColumn(tables, self._code, np.int16)
         of = self._codes.values()[events.shape]
         if of.any():
             self._move(events, of, left_out, unplaced)
-        special = np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else []
-        warps = self._place_warps(batch, special)
-        for at in special:
-            placed: Record | PlacedWarps | None
-            if (placed := warps.get(at)) is not None:
-                self._note(placed.clock, placed.bound_ns)
-                events.ts_ns[at] = placed.ts_ns
-            else:
-                placed = self._stamp_other(batch.others[int(events.args[at])], events, at, unplaced)
-            if placed is None:
-                left_out.append(at)
-                events.ts_ns[at] = NONE
-            else:
-                events.args[at] = len(others)
-                others.append(placed)
+        if batch.others:
+            special, events.args = np.flatnonzero(events.shape == SPECIAL), events.args.copy()
+            are_warps = batch.others.are_warps(events.args[special])
+            self._place_warps(batch.others, events, special[are_warps], others, left_out, unplaced)
+            for at in special[~are_warps].tolist():
+                record = cast("Record", batch.others[int(events.args[at])])
+                if (placed := self._stamp_other(record, events, at, unplaced)) is not None:
+                    (events.args[at],) = others.add(placed)
+                else:
+                    left_out.append(at)
+                    events.ts_ns[at] = NONE
         self.last_ns = self._before(events, len(events))
         places = np.delete(np.arange(len(events)), left_out) if left_out else None
         if places is not None:
@@ -148,11 +145,11 @@ class Clocks:
                 ends_ns = self._drift.place_all(events.ts_ns + events.dur_ns)
                 events.ts_ns = self._drift.place_all(events.ts_ns)
                 events.dur_ns = np.maximum(0, ends_ns - events.ts_ns)
-            for at in np.flatnonzero(events.shape == SPECIAL).tolist() if others else ():
-                other = others[int(events.args[at])]
-                if isinstance(other, PlacedWarps):
-                    other.ts_ns = int(events.ts_ns[at])
-                    other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
+            for group in others.warps:
+                base_ns, drift = group.base_ns, self._drift
+                group.base_ns = base_ns + self._anchor_ns if drift is None else drift.place_all(base_ns)
+                if group.whole.source_ns is not None:
+                    group.whole.offset_ns -= self._anchor_ns
         return TraceBatch(events, others, batch.text_bytes, places)
 
     def _code(self, shape: Shape, _: int) -> int:
@@ -194,31 +191,27 @@ class Clocks:
         self._placed[clock] = max(self._placed.get(clock, 0), bound_ns)
 
     def _stamp_other(
-        self, other: Record | Warps, events: TraceColumns, at: int, unplaced: dict[str, int]
+        self, other: Record, events: TraceColumns, at: int, unplaced: dict[str, int]
     ) -> Record | None:
         """Place a record that is not an event, and its row. None where it cannot be placed."""
-        if isinstance(other, dict):
-            if other["type"] == "footer":
-                # One of the host's clocks may have been set, and one counts in sleep.
-                for clock, clock_map in self._maps.items():
-                    now_ns = _offset_ns(other.get("end", {}), clock, self.trace_clock)
-                    if clock_map.method == Method.OFFSET and now_ns is not None:
-                        moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
-                        self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
-            if other["type"] in ("footer", "clock", "header", "stack", "name"):
-                events.ts_ns[at] = self._before(events, at)
-                return other
-            if events.ts_ns[at] == UNDATED_NS:  # a loss that its writer could not date
-                events.ts_ns[at] = self._before(events, at)
-                return other
-            clock, count = other.get("clock", self.default), 1
-        else:
-            clock, count = other.launched.get("clock", self.default), len(other)
+        if other["type"] == "footer":
+            # One of the host's clocks may have been set, and one counts in sleep.
+            for clock, clock_map in self._maps.items():
+                now_ns = _offset_ns(other.get("end", {}), clock, self.trace_clock)
+                if clock_map.method == Method.OFFSET and now_ns is not None:
+                    moved_ns = abs(now_ns - clock_map.place(SourceNs(0)))
+                    self._moved[clock] = moved_ns if moved_ns > 2 * SNAPSHOT_NS else 0
+        if other["type"] in ("footer", "clock", "header", "stack", "name"):
+            events.ts_ns[at] = self._before(events, at)
+            return other
+        if events.ts_ns[at] == UNDATED_NS:  # a loss that its writer could not date
+            events.ts_ns[at] = self._before(events, at)
+            return other
+        clock = other.get("clock", self.default)
         placed_by = self._maps.get(clock)
         if placed_by is None:
-            _leave_out(clock, count, unplaced)
+            _leave_out(clock, 1, unplaced)
             return None
-        assert isinstance(other, dict)  # warps whose clock is related are placed already
         source_ns = events.ts_ns[at : at + 1]
         self._note(clock, int(placed_by.bounds_at(source_ns)[0]))
         if placed_by.method == Method.SAME:
@@ -227,20 +220,33 @@ class Clocks:
         events.ts_ns[at] = start_ns
         return other | {"dur_ns": max(0, int(end_ns - start_ns))} if "dur_ns" in other else other
 
-    def _place_warps(self, batch: SourceBatch, special: list[int]) -> dict[int, PlacedWarps]:
-        """By row the batches of warps whose clocks are related to the trace's."""
-        found: dict[str, dict[int, Warps]] = {}
-        for at in special:
-            other = batch.others[int(batch.events.args[at])]
-            if isinstance(other, Warps):
-                found.setdefault(other.launched.get("clock", self.default), {})[at] = other
-        placed: dict[int, PlacedWarps] = {}
-        for clock, batches in found.items():
-            clock_map = self._maps.get(clock)
-            if clock_map is not None:
-                of_clock = self._warp_times.place(clock_map, list(batches.values()))
-                placed |= zip(batches, of_clock, strict=True)
-        return placed
+    def _place_warps(
+        self,
+        read: Others[Warps],
+        events: TraceColumns,
+        rows: Int64s,
+        others: Others[PlacedWarps],
+        left_out: list[int],
+        unplaced: dict[str, int],
+    ) -> None:
+        """Place batches of warps, whose rows are `rows`, and add them to `others`."""
+        for stretch, group in read.groups(events.args[rows]):
+            names = [record.get("clock", self.default) for record in group.records]
+            clocks = [*dict.fromkeys(names[kind] for kind in group.kind.tolist())]
+            of_clock = np.array([clocks.index(name) if name in clocks else NONE for name in names])[
+                group.kind
+            ]
+            for number, clock in enumerate(clocks):
+                own = np.flatnonzero(of_clock == number)
+                at, clock_map = rows[stretch][own], self._maps.get(clock)
+                if clock_map is None:
+                    _leave_out(clock, int(group.sizes[own].sum()), unplaced)
+                    left_out += at.tolist()
+                    events.ts_ns[at] = NONE
+                    continue
+                placed = self._warp_times.place(clock_map, group.take(own))
+                self._note(clock, int(placed.bound_ns.max()))
+                events.ts_ns[at], events.args[at] = placed.base_ns, others.add(placed)
 
     def _before(self, events: TraceColumns, at: int) -> TraceNs:
         """The time of the last dated row before `at`."""

@@ -6,7 +6,6 @@ the same result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -14,9 +13,8 @@ import numpy as np
 
 from tracepipe.clocks.maps import ClockMap, Method
 from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks, SmClocks, WarpReadings
-from tracepipe.event.columns import Bools, Bytes, Int64s, Ints
-from tracepipe.event.model import SourceNs
-from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps, at_once, joined_column
+from tracepipe.event.columns import NONE, Bools, Int64s
+from tracepipe.event.warps import HAS, WARP_COLUMNS, PlacedWarps, WarpGroup, Warps
 from tracepipe.native import library
 
 # Readings are written as differences from a time this far before the first one, so that they stay positive:
@@ -35,137 +33,98 @@ class WarpTimes:
         """By clock: a reading is the time in the trace plus this and a small correction, see
         `PlacedWarps`."""
 
-    def place(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
+    def place(self, clock_map: ClockMap, group: WarpGroup[Warps]) -> WarpGroup[PlacedWarps]:
         """Batches of one clock on the trace clock."""
-        for some in at_once(batches):
-            if len(some[0]):
-                yield from self._place_run(clock_map, _Run(some))
-                continue
-            (empty,) = some
-            base_ns = SourceNs(empty.ts_ns)
-            time = clock_map.place(base_ns), clock_map.bound_at(base_ns)
-            yield self._placed(clock_map, empty, time, empty.entry_ns, empty.exit_ns, is_finer=False)
-
-    def _placed(
-        self,
-        clock_map: ClockMap,
-        warps: Warps,
-        time: tuple[int, int],
-        entry: Int64s,
-        exits: Int64s,
-        *,
-        is_finer: bool,
-    ) -> PlacedWarps:
-        """A batch whose times are known. `time` is the time of the batch and its bound."""
-        clock, (start_ns, bound_ns) = clock_map.clock, time
-        placed = PlacedWarps(
-            launched=warps.launched,
-            ranges=warps.ranges,
-            ts_ns=start_ns,
-            clock=clock,
-            entry_ns=entry,
-            exit_ns=exits,
-            **dict(zip(_AS_READ, _as_read(warps), strict=True)),
-        )
+        clock, read, sizes, first = clock_map.clock, group.whole, group.sizes, group.first
+        base_ns, has = np.repeat(group.base_ns, sizes), group.has
+        if len(read):
+            is_finer, entry, exits = self._refined(clock, group)
+            first_ns = np.where(is_finer, np.minimum.reduceat(entry, first), 0)
+            start_ns = clock_map.place_all(group.base_ns + first_ns)
+            longest_ns = np.maximum(np.maximum.reduceat(entry, first), 0) + _longest(group, exits)
+            off_ns = clock_map.place_all(group.base_ns + longest_ns) - start_ns - longest_ns + first_ns
+            after = entry - np.repeat(first_ns, sizes)
+            if (moves := off_ns != 0).any():
+                warps = np.repeat(moves, sizes)
+                count = read.exit_count
+                of = slice(None) if count is None else np.repeat(np.arange(len(entry)), count)
+                leaves = warps[of]
+                entered_ns = clock_map.place_all((base_ns + entry)[warps])
+                left_ns = clock_map.place_all(((base_ns + entry)[of] + exits)[leaves])
+                placed_ns = np.zeros(len(entry), np.int64)
+                placed_ns[warps] = entered_ns
+                exits[leaves] = left_ns - placed_ns[of][leaves]
+                after[warps] = entered_ns - np.repeat(start_ns, sizes)[warps]
+        else:
+            is_finer, after, exits = np.zeros(1, np.bool_), read.entry_ns, read.exit_ns
+            start_ns = clock_map.place_all(group.base_ns)
+        source_ns, offset_ns, bound_ns = None, 0, np.zeros(len(group), np.int64)
+        moved = is_finer
         if clock_map.method != Method.SAME:
-            placed.bound_ns, placed.source_ns = bound_ns, warps.ts_ns + warps.entry_ns
-            placed.offset_ns = self.offsets_ns.setdefault(clock, warps.ts_ns - start_ns - _OFFSET_ROOM_NS)
-        elif is_finer:
-            placed.source_ns = warps.ts_ns + warps.entry_ns
-            placed.offset_ns = self.offsets_ns.setdefault(clock, -_OFFSET_ROOM_NS)
+            moved, bound_ns = np.ones(len(group), np.bool_), clock_map.bounds_at(group.base_ns)
+        if moved.any():
+            source_ns = np.where(np.repeat(moved, sizes), base_ns + read.entry_ns, NONE)
+            has = np.where(moved, has | HAS["source_ns"], has)
+            off_ns = group.base_ns - start_ns if clock_map.method != Method.SAME else np.zeros(1, np.int64)
+            offset_ns = self.offsets_ns.setdefault(clock, int(off_ns[0]) - _OFFSET_ROOM_NS)
+        placed = PlacedWarps(
+            launched={},
+            ranges=read.ranges,
+            ts_ns=int(start_ns[0]),
+            clock=clock,
+            entry_ns=after,
+            exit_ns=exits,
+            source_ns=source_ns,
+            offset_ns=offset_ns,
+            **dict(zip(_AS_READ, _as_read(read), strict=True)),
+        )
         place_ranges(placed)
-        return placed
+        return WarpGroup(
+            placed, group.records, group.kind, group.launch, start_ns, sizes, group.exits, has, bound_ns
+        )
 
-    def _place_run(self, clock_map: ClockMap, run: _Run) -> Iterator[PlacedWarps]:
-        is_finer, entry, exits = self._refined_run(clock_map.clock, run)
-        first_ns = np.where(is_finer, np.minimum.reduceat(entry, run.first), 0)
-        start_ns = clock_map.place_all(run.base_ns + first_ns)
-        longest_ns = np.maximum(np.maximum.reduceat(entry, run.first), 0) + run.longest(exits)
-        off_ns = clock_map.place_all(run.base_ns + longest_ns) - start_ns - longest_ns + first_ns
-        moves = off_ns != 0
-        after = entry - np.repeat(first_ns, run.warps)
-        if moves.any():
-            of, warps = run.warp_of_exits(), np.repeat(moves, run.warps)
-            base_ns, leaves = np.repeat(run.base_ns, run.warps), warps[of]
-            entered_ns = clock_map.place_all((base_ns + entry)[warps])
-            left_ns = clock_map.place_all(((base_ns + entry)[of] + exits)[leaves])
-            placed_ns = np.zeros(len(entry), np.int64)
-            placed_ns[warps] = entered_ns
-            exits[leaves] = left_ns - placed_ns[of][leaves]
-            after[warps] = entered_ns - np.repeat(start_ns, run.warps)[warps]
-        bound_ns = clock_map.bounds_at(run.base_ns)
-        times = zip(start_ns.tolist(), bound_ns.tolist(), strict=True)
-        last, last_exit = np.cumsum(run.warps).tolist(), np.cumsum(run.exits).tolist()
-        rows = zip(run.batches, times, is_finer.tolist(), last, last_exit, strict=True)
-        for one, time, finer, to, to_exit in rows:
-            own = after[to - len(one.warp) : to], exits[to_exit - len(one.exit_ns) : to_exit]
-            yield self._placed(clock_map, one, time, *own, is_finer=finer)
-
-    def _refined_run(self, clock: str, run: _Run) -> tuple[Bools, Int64s, Int64s]:
+    def _refined(self, clock: str, group: WarpGroup[Warps]) -> tuple[Bools, Int64s, Int64s]:
         """Which batches have finer times, and the entries and exits of all."""
-        has = run.has()
-        if not (has & HAS_CLOCKS).any():
-            return np.zeros(len(has), np.bool_), run.entry_ns, run.exit_ns
+        read, own = group.whole, np.zeros(len(group), np.uint8)
+        for flag, names in _NEEDED.items():
+            needed = sum(HAS[name] for name in names)
+            own |= np.where(group.has & needed == needed, flag, 0).astype(np.uint8)
+        if not (own & HAS_CLOCKS).any():
+            return np.zeros(len(group), np.bool_), read.entry_ns, read.exit_ns.copy()
         sm_clocks = self._sm_clocks.get(clock)
         if sm_clocks is None:
             core = library()
             sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
-        if isinstance(sm_clocks, NativeSmClocks) and len(run.batches) > 1:
-            others = ("sm", "slot", "entry_clk", "exit_clk", "exit_count")
-            joined = (joined_column(run.batches, name, 0) for name in others)
-            columns = run.entry_ns, run.exit_ns, *joined
-            return sm_clocks.refine_all(run.base_ns, run.warps, run.exits, has, columns)
-        finer = [
-            sm_clocks.refine(
-                warps.ts_ns, WarpReadings(*(getattr(warps, name) for name in WarpReadings._fields))
-            )
-            if flags & HAS_CLOCKS
-            else None
-            for warps, flags in zip(run.batches, has.tolist(), strict=True)
-        ]
-        as_read = ((warps.entry_ns, warps.exit_ns) for warps in run.batches)
-        best = [read if found is None else found for found, read in zip(finer, as_read, strict=True)]
-        entry, exits = (np.concatenate(column) for column in zip(*best, strict=True))
-        return np.array([found is not None for found in finer], np.bool_), entry, exits
+        if isinstance(sm_clocks, NativeSmClocks) and len(group) > 1:
+            columns = [getattr(read, name) for name in WarpReadings._fields]
+            return sm_clocks.refine_all(group.base_ns, group.sizes, group.exits, own, columns)
+        finer: list[bool] = []
+        entries: list[Int64s] = []
+        exits: list[Int64s] = []
+        for warps, flags in zip(group, own.tolist(), strict=True):
+            readings = WarpReadings(*(getattr(warps, name) for name in WarpReadings._fields))
+            found = sm_clocks.refine(warps.ts_ns, readings) if flags & HAS_CLOCKS else None
+            finer.append(found is not None)
+            for column, best in zip((entries, exits), found or (warps.entry_ns, warps.exit_ns), strict=True):
+                column.append(best)
+        return np.array(finer, np.bool_), np.concatenate(entries), np.concatenate(exits)
 
 
-class _Run:
-    """Batches as columns, one after the other; by batch, its time, its warps and exits, its first warp."""
+_NEEDED: Final = {
+    HAS_CLOCKS: ("sm", "entry_clk", "exit_clk"),
+    HAS_SLOT: ("slot",),
+    HAS_COUNTS: ("exit_count",),
+}  # fmt: skip
 
-    def __init__(self, batches: Sequence[Warps]) -> None:
-        self.batches = batches
-        self.entry_ns: Int64s = np.concatenate([warps.entry_ns for warps in batches])
-        self.exit_ns: Int64s = np.concatenate([warps.exit_ns for warps in batches])
-        self.base_ns: Int64s = np.array([warps.ts_ns for warps in batches], np.int64)
-        self.warps: Int64s = np.array([len(warps.warp) for warps in batches], np.int64)
-        self.exits: Int64s = np.array([len(warps.exit_ns) for warps in batches], np.int64)
-        self.first: Int64s = np.cumsum(self.warps) - self.warps
 
-    def has(self) -> Bytes:
-        """By batch: which columns for finer times it has, as flags of `NativeSmClocks`."""
-        return np.array(
-            [
-                HAS_CLOCKS * all(column is not None for column in (one.sm, one.entry_clk, one.exit_clk))
-                | HAS_SLOT * (one.slot is not None)
-                | HAS_COUNTS * (one.exit_count is not None)
-                for one in self.batches
-            ],
-            np.uint8,
-        )
-
-    def longest(self, exits: Int64s) -> Int64s:
-        """The longest stay of each batch, 0 without stays."""
-        longest = np.zeros(len(self.batches), np.int64)
-        left = self.exits > 0
-        if left.any():
-            at = (np.cumsum(self.exits) - self.exits)[left]
-            longest[left] = np.maximum(np.maximum.reduceat(exits, at), 0)
-        return longest
-
-    def warp_of_exits(self) -> Ints | slice:
-        """The warp of each exit."""
-        count = joined_column(self.batches, "exit_count", 1)
-        return slice(None) if count is None else np.repeat(np.arange(len(self.entry_ns)), count)
+def _longest(group: WarpGroup[Warps], exits: Int64s) -> Int64s:
+    """The longest stay of each batch, 0 without stays."""
+    longest = np.zeros(len(group), np.int64)
+    left = group.exits > 0
+    if left.any():
+        at = (np.cumsum(group.exits) - group.exits)[left]
+        longest[left] = np.maximum(np.maximum.reduceat(exits, at), 0)
+    return longest
 
 
 # Numbers are split into halves of this many bits, so that products are below 2⁶².

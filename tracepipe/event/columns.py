@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tracepipe.event.model import Problem, Record
-from tracepipe.event.warps import PlacedWarps, T, Warps, joined_optional
+from tracepipe.event.model import Problem
+from tracepipe.event.warps import Others, PlacedWarps, T, Warps, joined_optional
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
@@ -120,7 +120,7 @@ class SourceBatch:
     """
 
     events: EventColumns
-    others: list[Record | Warps] = field(default_factory=list)
+    others: Others[Warps] = field(default_factory=Others)
     problems: list[Problem] = field(default_factory=list)
     foreign_lines: list[tuple[int, bytes]] = field(default_factory=list)
     printed: list[tuple[int, bytes]] = field(default_factory=list)
@@ -147,7 +147,7 @@ class TraceBatch:
     """
 
     events: TraceColumns
-    others: list[Record | PlacedWarps] = field(default_factory=list)
+    others: Others[PlacedWarps] = field(default_factory=Others)
     text_bytes: int = 0
     places: Int64s | None = None
 

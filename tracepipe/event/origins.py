@@ -12,7 +12,7 @@ from tracepipe.event.columns import Bools, Bytes, Int32s, Ints, TraceBatch, dist
 from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, HOST_LAYERS, ID_LIMIT, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.event.warps import Others, PlacedWarps, WarpGroup
 
 FILE: Final = "file"
 """The argument of a loss, a window or a problem that names its recording."""
@@ -161,7 +161,7 @@ class Renumbered:
             stack = stack.copy()
             self._stacks, stack[has] = self._found(self._stacks, stack[has], lambda at: take(own, at))
         events = replace(events, shape=shape, args=args, launch=launch, stack=stack)
-        return TraceBatch(events, [self._other(one) for one in batch.others], batch.text_bytes)
+        return TraceBatch(events, self._others(batch.others), batch.text_bytes)
 
     @staticmethod
     def _found(known: Int32s, numbers: Ints, number: Callable[[int], int]) -> tuple[Int32s, Ints]:
@@ -186,8 +186,15 @@ class Renumbered:
             return self._shared.args_number(self._own.args(own))
         return self._shared.text_number(self._own.text(own))
 
-    def _other(self, other: Record | PlacedWarps) -> Record | PlacedWarps:
-        if isinstance(other, PlacedWarps):
-            return replace(other, launched=self._numbers.record(other.launched))
-        new = self._numbers.record(other)
-        return new | {FILE: self._name} if self._name and other["type"] in ("loss", "window") else new
+    def _others(self, others: Others[PlacedWarps]) -> Others[PlacedWarps]:
+        by, found = self._numbers.launches, Others[PlacedWarps]()
+        for one in others.parts:
+            if isinstance(one, WarpGroup):
+                records = [self._numbers.record(record) for record in one.records]
+                launch = [None if launch is None else launch + by for launch in one.launch]
+                found.add(replace(one, records=records, launch=launch))
+                continue
+            new = self._numbers.record(one)
+            named = {FILE: self._name} if self._name and one["type"] in ("loss", "window") else {}
+            found.add(new | named)
+        return found

@@ -11,16 +11,27 @@ The class here puts events in order, and draws what is about the recording itsel
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, SPECIAL, Int32s, Int64s, TraceBatch, TraceColumns, grown, unsigned
+from tracepipe.event.columns import (
+    NONE,
+    SPECIAL,
+    Int32s,
+    Int64s,
+    Ints,
+    TraceBatch,
+    TraceColumns,
+    grown,
+    unsigned,
+)
 from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, Header, Problem, Record
 from tracepipe.event.nesting import Outcomes
 from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
 from tracepipe.event.origins import FILE, Origins
 from tracepipe.event.tables import KEPT_MAX, Args, Tables
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.event.warps import Others, PlacedWarps
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.counters import Counters
 from tracepipe.layout.merging import EventQueue
@@ -74,8 +85,8 @@ class Layout:
         self._tables = tables
         origins = origins or Origins()
         self._queue = EventQueue(tables, origins, self._heavy)
-        self._others: dict[int, Record | PlacedWarps] = {}
-        self._others_met = self._beyond = 0
+        self._others = Others[PlacedWarps]()
+        self._beyond = 0
         self._window_rows: dict[int, None] = {}
         self._lost: set[str] = set()
         self._later = OpColumns()
@@ -128,25 +139,27 @@ class Layout:
         events = self._queue.pop()
         return self._drawn(None, []) if events is None else self._deal(events)
 
-    def _heavy(self, at: int) -> int:
-        """The number of further events that would take as much memory as a record."""
-        other = self._others[at]
-        return len(other) // 2 if isinstance(other, PlacedWarps) else 0
+    def _heavy(self, numbers: Ints) -> int:
+        """The number of further events that would take as much memory as some records."""
+        return int((self._others.sizes(numbers[self._others.are_warps(numbers)]) // 2).sum())
 
     def _take_others(self, batch: TraceBatch) -> tuple[TraceColumns, int]:
         """The rows that have a place in time, and by how many events their memory exceeds their number."""
-        events, timeless, weight = batch.events, [], 0
-        for at in np.flatnonzero(events.shape == SPECIAL).tolist():
-            other = batch.others[int(events.args[at])]
-            if isinstance(other, dict) and other["type"] in _UNDRAWN:
+        events, others, timeless = batch.events, batch.others, list[int]()
+        special = np.flatnonzero(events.shape == SPECIAL)
+        numbers = events.args[special]
+        are_warps = others.are_warps(numbers)
+        for first, last, group, places in others.stretches(numbers[are_warps]):
+            events.args[special[are_warps][first:last]] = self._others.add(group.take(places))
+        weight = self._heavy(events.args[special[are_warps]])
+        for at in special[~are_warps].tolist():
+            other = cast("Record", others[int(events.args[at])])
+            if other["type"] in _UNDRAWN:
                 timeless.append(at)
                 if other["type"] == "name":
                     self._tree.give_name(other)
                 continue
-            events.args[at] = self._others_met
-            self._others[self._others_met] = other
-            weight += self._heavy(self._others_met)
-            self._others_met += 1
+            (events.args[at],) = self._others.add(other)
         events = events.take(np.delete(np.arange(len(events)), timeless)) if timeless else events
         return events, weight
 
@@ -200,20 +213,21 @@ class Layout:
                 single |= ~of_shape["drawn"][numbers]
                 ends_ns = (events.ts_ns + events.dur_ns)[of_shape["on_stream"][numbers]]
                 self.end_ns = max(self.end_ns, int(ends_ns.max(initial=0)))
-            done = 0
+            special, done = np.flatnonzero(events.shape == SPECIAL), 0
+            numbers = events.args[special]
+            warps = special[self._others.are_warps(numbers)]  # drawn with the events around them
+            single[warps] = False
             for at in np.flatnonzero(single).tolist():
+                changes += self._nest(events, warps, done, at)
                 if events.shape[at] != SPECIAL:
-                    changes += self._nest(events, done, at)
                     self._draw_single(events, at)
-                elif isinstance(other := self._others.pop(int(events.args[at])), PlacedWarps):
-                    self._warps.add_batch(at, other)  # drawn with the events around it
-                    continue
                 else:
-                    changes += self._nest(events, done, at)
+                    other = cast("Record", self._others[int(events.args[at])])
                     draw = {"window": self._window_turn, "gpu_stall": self._counters.count_stalls}
                     draw.get(other["type"], self._loss)(int(events.ts_ns[at]), other)
                 done = at + 1
-            changes += self._nest(events, done, len(events))
+            changes += self._nest(events, warps, done, len(events))
+            self._others.drop(numbers)
             self._counters.count_memory(events)
             self._ranges.draw(events)
             if not last:
@@ -222,10 +236,12 @@ class Layout:
         made.switches = switches
         return made
 
-    def _nest(self, events: TraceColumns, start: int, stop: int) -> list[WarpChanges]:
-        """Draw events, and the warps that were taken among them."""
+    def _nest(self, events: TraceColumns, warps: Int64s, start: int, stop: int) -> list[WarpChanges]:
+        """Draw events, and the warps among them; `warps` are the rows of all."""
         if start == stop:
             return []
+        first, last = np.searchsorted(warps, (start, stop)).tolist()
+        self._warps.add(warps[first:last], self._others, events.args[warps[first:last]])
         starts = self._warps.starts()
         self._rows.nesting.events(events, start, stop, starts)
         if starts is None:

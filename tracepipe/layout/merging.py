@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, SPECIAL, TraceColumns, distinct, joined
+from tracepipe.event.columns import NONE, SPECIAL, Ints, TraceColumns, distinct, joined
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables, in_order
@@ -256,11 +256,11 @@ class _Source:
 
 class EventQueue:
     """Takes the events of each source in their order, and gives the events of all sources in order. `heavy`
-    returns how many events take as much memory as a row that is not an event. `doubles` merges events that
-    two sources have; None where no two sources may have the same.
+    returns how many further events would take as much memory as some rows that are not events. `doubles`
+    merges events that two sources have; None where no two sources may have the same.
     """
 
-    def __init__(self, tables: Tables, origins: Origins, heavy: Callable[[int], int]) -> None:
+    def __init__(self, tables: Tables, origins: Origins, heavy: Callable[[Ints], int]) -> None:
         self._tables, self._heavy = tables, heavy
         self._sources = [_Source() for _ in range(origins.count)]
         self.doubles = Doubles(tables, origins) if origins.doubles else None
@@ -285,7 +285,7 @@ class EventQueue:
             end = int(whole.ts_ns.searchsorted(whole.ts_ns[end])) or end
             ready, kept = whole.take(slice(None, end)), whole.take(slice(end, None))
             source.window = [kept]
-            source.weight = len(kept) + sum(map(self._heavy, kept.args[kept.shape == SPECIAL].tolist()))
+            source.weight = len(kept) + self._heavy(kept.args[kept.shape == SPECIAL])
             if len(ready):
                 self._make_ready(ready, at)
                 source.front_ns = max(source.front_ns, int(ready.ts_ns[-1]))

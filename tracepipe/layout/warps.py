@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_left
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -31,7 +31,7 @@ from tracepipe.event.nesting import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, NO_
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
-from tracepipe.event.warps import AT_ONCE_MAX, CROSSING, SMALL_MAX, PlacedWarps, joined_warps, nested
+from tracepipe.event.warps import CROSSING, HAS, Others, PlacedWarps, WarpGroup, nested
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
 from tracepipe.layout.summaries import Summaries
@@ -197,68 +197,40 @@ def entry_order(entry_ns: Int64s) -> Int64s:
     return order
 
 
-# The values of columns that a batch lacks.
-_MISSING: Final = {"sm": NONE, "slot": NONE, "exit_count": 1, "exit_clk": NONE, "entry_mask": FULL_MASK,
-                   "exit_mask": FULL_MASK, "source_ns": NONE}  # fmt: skip
-
-
-@dataclass(slots=True, eq=False)
-class WarpBatches:
-    """Batches of one GPU that can be laid out as one. `places` are their places among the current events."""
-
-    gpu: int
-    mode: str
-    places: list[int] = field(default_factory=list)
-    batches: list[PlacedWarps] = field(default_factory=list)
-    size: int = 0
-
-    def takes(self, batch: PlacedWarps, mode: str) -> bool:
-        """Whether a batch can be added."""
-        return (
-            self.mode == mode
-            and max(len(self.batches[0].warp), len(batch.warp)) <= SMALL_MAX
-            and self.size + len(batch.warp) <= AT_ONCE_MAX
-            and self.batches[0].offset_ns == batch.offset_ns
-            and self.batches[0].range_ns is None
-            and batch.range_ns is None
-        )
-
-
 class WarpRun:
-    """Such batches as a single one, `warps`. By batch, `sizes` are how many warps each has, `first` is where
-    they begin, and `bases_ns` are the times. `order` has the places of the warps batch after batch, each in
-    the order of its entries. `stay_ns` are the times from entry to last exit, in the order of `warps`; NONE
-    without an exit.
+    """Batches of one GPU that are laid out as one, `group`. Their places among the current events are
+    `places`. `warps` are all warps, with entries from the time of the first batch. By batch, `first` is where
+    its warps begin. `order` has the places of the warps batch after batch, each in the order of its entries.
+    `stay_ns` are the times from entry to last exit, in the order of `warps`; NONE without an exit.
     """
 
-    def __init__(self, of: WarpBatches) -> None:
-        self.gpu, self.mode, self.batches = of.gpu, of.mode, of.batches
-        self.warps = joined_warps(of.batches, _MISSING)
-        self.sizes: Int64s = np.array([len(batch.warp) for batch in of.batches], np.int64)
-        self.bases_ns: Int64s = np.array([batch.ts_ns for batch in of.batches], np.int64)
-        self.first: Int64s = np.cumsum(self.sizes) - self.sizes
-        self.order: Int64s = np.arange(len(self.batches))
-        if len(self.batches) == 1:
-            self.order = entry_order(self.warps.entry_ns)
-        elif len(self.batches) != self.warps.warp.size:
-            self.order = np.lexsort((self.warps.entry_ns, np.repeat(self.order, self.sizes)))
+    def __init__(self, gpu: int, mode: str, places: Int64s, group: WarpGroup[PlacedWarps]) -> None:
+        self.gpu, self.mode, self.group = gpu, mode, group
+        self.sizes, self.bases_ns, self.first = group.sizes, group.base_ns, group.first
+        entry_ns = group.whole.entry_ns + np.repeat(self.bases_ns - self.bases_ns[0], self.sizes)
+        self.warps = replace(group.whole, ts_ns=int(self.bases_ns[0]), entry_ns=entry_ns)
+        self.order: Int64s = np.arange(len(entry_ns))
+        if len(group) == 1:
+            self.order = entry_order(entry_ns)
+        elif len(group) != len(entry_ns):
+            self.order = np.lexsort((entry_ns, np.repeat(np.arange(len(group)), self.sizes)))
         self.stay_ns = self.warps.last_of_exits(self.warps.exit_ns)
         left = np.append(np.flatnonzero(self.stay_ns[self.order] >= 0), len(self.order))
         at = left[np.searchsorted(left, self.first)]
         has_left = at < self.first + self.sizes
         at = np.where(has_left, at, self.first)
-        entered_ns = self.warps.ts_ns + self.warps.entry_ns[self.order[self.first]]
-        now = has_left & (self.warps.ts_ns + self.warps.entry_ns[self.order[at]] == self.bases_ns)
+        entered_ns = self.warps.ts_ns + entry_ns[self.order[self.first]]
+        now = has_left & (self.warps.ts_ns + entry_ns[self.order[at]] == self.bases_ns)
         done = np.where(now, STARTS, DRAWN) if self.mode != "sm" else np.full(len(at), COUNTED)
-        launches = [batch.launched.get("launch") for batch in self.batches]
+        launches = group.launches()
         if None in launches:
             done[[at for at, launch in enumerate(launches) if launch is None]] = NO_LAUNCH
         self.starts_at = at
         self.starts = WarpStarts(
-            np.array(of.places, np.int64),
+            places,
             np.array([signed(launch or 0) for launch in launches], np.int64),
             entered_ns,
-            np.array([batch.bound_ns for batch in self.batches], np.int64),
+            group.bound_ns,
             done.astype(np.uint8),
             np.zeros(len(at), np.int64),
         )
@@ -272,13 +244,13 @@ class WarpRun:
         of = np.repeat(np.arange(len(order)), count)
         nth = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
         at = warps.first_exits()[order][of] + nth
-        mask = np.full(len(of), FULL_MASK, np.int64) if warps.exit_mask is None else warps.exit_mask[at]
+        mask = np.full(len(of), NONE, np.int64) if warps.exit_mask is None else warps.exit_mask[at]
         more = (
             begin_ns[of] + warps.exit_ns[at],
             np.full(len(of), WARP_EXIT, np.uint8),
             of.astype(np.int32),
             np.zeros(len(of), np.int8),
-            mask,
+            np.where(mask == NONE, FULL_MASK, mask),
         )
         whole = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
         by_warp = np.argsort(whole[2], kind="stable")
@@ -359,9 +331,6 @@ class WarpLayout:
         self.unclosed = 0
         self.beyond = 0
         """Warps that are not drawn, as there are too many GPUs."""
-        self._batches: list[WarpBatches] = []
-        """The batches to lay out next, those of each GPU in the order of time."""
-        self._last: dict[int, WarpBatches] = {}
         self._runs: list[WarpRun] = []
         # At first, no number is at the place of its own lower bits, so none is found.
         self._launches = np.arange(1, LAUNCHES_MAX + 1, dtype=np.uint64)
@@ -371,37 +340,48 @@ class WarpLayout:
         """Whether warps of a launch were laid out, so that exits of its threads are not drawn again."""
         return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
 
-    def add_batch(self, place: int, batch: PlacedWarps) -> None:
-        """Add a batch of the current events, in the order of time, for `starts` and `draw`."""
-        if (launch := batch.launched.get("launch")) is not None:
-            self._launches[launch % LAUNCHES_MAX] = launch
-        index, mode = batch.launched.get("gpu", 0), self._options.warp_tracks
-        if mode in ("auto", "slot"):
-            mode = "logical" if batch.sm is None or batch.slot is None else "slot"
-        elif mode == "sm" and batch.sm is None:
-            mode = "logical"
+    def add(self, places: Int64s, others: Others[PlacedWarps], numbers: Ints) -> None:
+        """Add batches at places of the current events, in the order of time, for `starts` and `draw`."""
+        indices: dict[int, int] = {}  # an index may have more than 64 bits
+
+        def number(launched: Record) -> int:
+            return indices.setdefault(launched.get("gpu", 0), len(indices))
+
+        gpus = [group.by_kind(number)[at] for _, _, group, at in others.stretches(numbers)]
+        gpu = np.concatenate([np.empty(0, np.int64), *gpus])
+        for index, at in indices.items():
+            own = np.flatnonzero(gpu == at)
+            for stretch, group in others.groups(numbers[own]):
+                self._add_group(index, places[own[stretch]], group)
+
+    def _add_group(self, index: int, places: Int64s, group: WarpGroup[PlacedWarps]) -> None:
+        """Add batches of one GPU."""
+        ids = np.array([launch for launch in group.launches() if launch is not None], np.uint64)
+        self._launches[ids % LAUNCHES_MAX] = ids
+        asked, has = self._options.warp_tracks, group.has
         if index not in self._gpus:
             if len(self._gpus) >= GPUS_MAX:
-                self.beyond += len(batch)
+                self.beyond += len(group.whole)
                 return
             track = self._rows.gpu(index)
-            if mode == "off" or not len(batch):
+            if asked == "off" or not len(group.whole):
                 return
             self._gpus[index] = _Gpu(index, track)
-        if not len(batch):
+        if not len(group.whole):
             return
-        last = self._last.get(index)
-        if last is None or not last.takes(batch, mode):
-            last = self._last[index] = WarpBatches(index, mode)
-            self._batches.append(last)
-        last.places.append(place)
-        last.batches.append(batch)
-        last.size += len(batch.warp)
+        needed = HAS["sm"] | (HAS["slot"] if asked in ("auto", "slot") else 0)
+        wanted = "slot" if asked in ("auto", "slot") else asked
+        is_logical = has & needed != needed
+        # Batches with another clock's reading are apart, as the run has the distance of the clocks.
+        kind = is_logical * 2 + (has & HAS["source_ns"] != 0)
+        bounds = np.flatnonzero(np.diff(kind, prepend=-1, append=-1)).tolist()
+        for first, last in pairwise(bounds):
+            mode = "logical" if is_logical[first] else wanted
+            some = group.take(np.arange(first, last))
+            self._runs.append(WarpRun(index, mode, places[first:last], some))
 
     def starts(self) -> WarpStarts | None:
         """The starts of the batches that were taken, for which `draw` needs flows; None without batches."""
-        self._runs = [WarpRun(batches) for batches in self._batches]
-        self._batches, self._last = [], {}
         if not self._runs:
             return None
         columns = zip(*(run.starts.columns() for run in self._runs), strict=True)
@@ -416,7 +396,8 @@ class WarpLayout:
         for run in runs:
             gpu, warps = self._gpus[run.gpu], run.warps
             changes += self._ready(gpu, warps.ts_ns)
-            gpu.offset_ns = warps.offset_ns or gpu.offset_ns
+            if int(run.group.has[0]) & HAS["source_ns"]:
+                gpu.offset_ns = warps.offset_ns or gpu.offset_ns
             if run.mode == "sm":
                 assert warps.sm is not None
                 begin_ns = warps.ts_ns + warps.entry_ns
@@ -449,8 +430,9 @@ class WarpLayout:
             row = self._slot_rows(gpu, warps.sm[order], warps.slot[order])
         else:
             numbers = np.split(warps.warp[order], run.first[1:])
-            of_batches = zip(run.batches, numbers, strict=True)
-            rows = [self._logical_rows(gpu, one.launched, of.tolist()) for one, of in of_batches]
+            rows = [
+                self._logical_rows(gpu, run.group.launched(at), of.tolist()) for at, of in enumerate(numbers)
+            ]
             row = np.array([*chain.from_iterable(rows)], np.int32)
         slices = self._slices(gpu, run, row, flow)
         fate = gpu.slots.decide(len(gpu.tracks), run.sizes, run.bases_ns, begin_ns, stay_ns, row)
@@ -487,20 +469,22 @@ class WarpLayout:
         """The columns of all warps of a run, in its order."""
         batch, order = run.warps, run.order
         size = len(order)
-        kernels = [gpu.kernel_number(_kernel_of(one.launched)) for one in run.batches]
+        kernels = run.group.by_kind(lambda record: gpu.kernel_number(_kernel_of(record)))
 
         def column(values: Int64s | None) -> Int64s:
             return np.full(size, NONE, np.int64) if values is None else values[order]
 
         exits, mask, lanes = batch.exit_count, batch.entry_mask, None
         if mask is not None:
-            lanes = np.where(mask == FULL_MASK, NONE, np.bitwise_count(mask).astype(np.int64))
+            lanes = np.where(
+                (mask == FULL_MASK) | (mask == NONE), NONE, np.bitwise_count(mask).astype(np.int64)
+            )
         cycles = None if batch.exit_clk is None else batch.last_of_exits(batch.exit_clk)
         flows = np.zeros(size, np.int64)
         flows[run.starts_at] = flow
         return Slices(
             row,
-            np.repeat(np.array(kernels, np.int32), run.sizes),
+            np.repeat(kernels.astype(np.int32), run.sizes),
             batch.warp[order],
             column(batch.source_ns),
             column(None if exits is None else np.where(exits == 1, NONE, exits)),

@@ -17,7 +17,6 @@ from tracepipe.converters.writer import TraceInfo
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Footer, Header, HostInstant, Record
-from tracepipe.event.warps import PlacedWarps, Warps
 from tracepipe.part.choice import THREADS_MAX, Choice, Chosen, Thread
 from tracepipe.part.stretch import Moment, Stretch
 from tracepipe.recording.account import Account
@@ -84,9 +83,9 @@ def _first_ns(batch: TraceBatch) -> int:
     events = batch.events
     times = events.ts_ns[(events.shape != SPECIAL) & (np.abs(events.ts_ns) <= TIME_LIMIT_NS)]
     of_warps = (
-        other.ts_ns + int(other.entry_ns.min())
-        for other in batch.others
-        if isinstance(other, PlacedWarps) and len(other)
+        int((np.repeat(group.base_ns, group.sizes) + group.whole.entry_ns).min())
+        for group in batch.others.warps
+        if len(group.whole)
     )
     return min([int(times.min(initial=TIME_LIMIT_NS)), *of_warps])
 
@@ -126,18 +125,17 @@ def _write_rows(
         at = np.flatnonzero(chosen.marks.are_marked(first, len(batch.events)))
         if len(at):
             events = batch.events.take(at)
-            others: list[Record | Warps] = list(batch.others)
             for place in np.flatnonzero(events.shape == SPECIAL).tolist():
                 ts_ns = chosen.undated_ns.get(first + int(at[place]))
                 if ts_ns is not None:  # in the part, other lines are around the loss
                     number = int(events.args[place])
                     dated = {"type": "loss", "ts_ns": ts_ns, **clock}
-                    others[number] = dated | cast("Record", others[number])
+                    batch.others[number] = dated | cast("Record", batch.others[number])
             for number in set(events.shape[events.shape >= 0].tolist()):
                 shape = tables.shapes[number]
                 if shape is not None and len(threads) < THREADS_MAX:
                     threads.add((shape.pid, shape.tid))
-            writer.write_events(SourceBatch(events, others), tables)
+            writer.write_events(SourceBatch(events, batch.others), tables)
         first += len(batch.events)
         if first > chosen.marks.last:
             break

@@ -51,6 +51,7 @@ from tracepipe.event.model import (
     cut_text,
 )
 from tracepipe.event.tables import LongNames, packed
+from tracepipe.event.warps import Others
 from tracepipe.readers.ids import stream_number
 from tracepipe.readers.perfetto_core import NativePackets, NativeSequences
 from tracepipe.readers.perfetto_events import (
@@ -602,11 +603,11 @@ class _Trace:
             others += ordered.losses
             ordered.losses.clear()
             columns = self._sorted.columns(events, events.ts_ns)
-            yield SourceBatch(with_others(columns, others), others, problems)
+            yield SourceBatch(with_others(columns, others), Others(others), problems)
             others, problems = [], []
         others += self._tracks.main_records()
         yield SourceBatch(
-            with_others(no_events(), others), others, [*problems, *self._last_problems(ordered)]
+            with_others(no_events(), others), Others(others), [*problems, *self._last_problems(ordered)]
         )
 
     def _last_problems(self, ordered: Ordered) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ import orjson
 from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, event_columns
 from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, cut_text
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import Warps
+from tracepipe.event.warps import Others, Warps
 from tracepipe.readers.json_elements import JsonElements, events_of, ns_of
 from tracepipe.readers.recording import FirstProblems, Recording, Unusable
 from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
@@ -216,7 +216,7 @@ class _Trace:
             **{key: np.array(values, np.int64) for key, values in columns.items()},
         )
         events = event_columns([(ts_ns, SPECIAL, 0, 0, 0, None, NONE)])
-        return SourceBatch(events, [warps], problems)
+        return SourceBatch(events, Others([warps]), problems)
 
     def _stated(self) -> Iterator[Problem]:
         if self.is_of_cycles:

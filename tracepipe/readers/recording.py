@@ -32,7 +32,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables, new_tables
-from tracepipe.event.warps import Warps, warps_of
+from tracepipe.event.warps import Others, Warps, warps_of
 from tracepipe.units import agree, counted
 
 CHUNK_BYTES = 1 << 20
@@ -143,7 +143,7 @@ class Recording:
 _DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})
 
 
-def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
+def row_of(record: Record, tables: Tables, others: Others[Warps]) -> Row:
     """The row of a good record in the columns of events. A record that is not an event is added to
     `others`.
     """

@@ -40,6 +40,7 @@ from tracepipe.event.columns import (
 from tracepipe.event.model import Problem, cut_text
 from tracepipe.event.shape import TEXTS, shape_of
 from tracepipe.event.tables import new_tables, packed
+from tracepipe.event.warps import Others
 from tracepipe.native import library
 from tracepipe.native.signatures import SortedColumns
 
@@ -479,9 +480,9 @@ def batches_of(
     `stated`.
     """
     for some in columns:
-        yield SourceBatch(with_others(some, others), others, problems)
+        yield SourceBatch(with_others(some, others), Others(others), problems)
         others, problems = [], []
-    yield SourceBatch(with_others(no_events(), others), others, [*problems, *stated])
+    yield SourceBatch(with_others(no_events(), others), Others(others), [*problems, *stated])
 
 
 def with_others(columns: EventColumns, others: Sequence[Any]) -> EventColumns:

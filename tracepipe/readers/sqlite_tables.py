@@ -19,7 +19,7 @@ from tracepipe.event.columns import NONE, SPECIAL, Row, SourceBatch, event_colum
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record, cut_text
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
-from tracepipe.event.warps import Warps
+from tracepipe.event.warps import Others, Warps
 from tracepipe.readers.sorted_rows import Cache
 from tracepipe.readers.sqlite_sidecars import recovered
 from tracepipe.units import counted
@@ -317,7 +317,7 @@ class EventRows:
         self.base_ns, self.longest_ns = 0, 366 * 86_400 * 10**9
         self.table, self.row = "", 0
         self._rows: list[Row] = []
-        self._others: list[Record | Warps] = []
+        self._others = Others[Warps]()
         self._numbers = Cache[Any, int]()
         self._rounds = self._ended = 0
         self._ends: list[tuple[int, int, Shape, Callable[[], None] | None]] = []
@@ -461,7 +461,7 @@ class EventRows:
 
     def _batch(self) -> SourceBatch:
         batch = SourceBatch(event_columns(self._rows), self._others, list(self.problems))
-        self._rows, self._others = [], []
+        self._rows, self._others = [], Others()
         self.problems.clear()  # readers hold this one
         return batch
 

@@ -47,7 +47,19 @@ from tracepipe.event.model import (
 from tracepipe.event.schema import fields_of
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import NativeTables, Tables
-from tracepipe.event.warps import EACH_EXIT, EACH_WARP, WARP_COLUMNS, Warps, joined_optional
+from tracepipe.event.warps import (
+    EACH_EXIT,
+    EACH_WARP,
+    HAS,
+    MISSING,
+    WARP_COLUMNS,
+    Others,
+    WarpGroup,
+    Warps,
+    are_small,
+    joined_optional,
+    places_of,
+)
 from tracepipe.native import library
 from tracepipe.native.signatures import Columns, WarpLines
 from tracepipe.readers.recording import (
@@ -88,7 +100,7 @@ class LineColumns:
         """The text that follows the time on a line → its place in `_rests`."""
 
     def read(
-        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+        self, text: bytes, read_one: ReadOne, others: Others[Warps]
     ) -> tuple[EventColumns, Int64s | None, int]:
         """Read the lines of `text`. Lines that are not of its grammar are read by `read_one`. Return the rows
         in order, with ids of stacks; the numbers of their lines, from 0, None for all lines; and how many
@@ -163,7 +175,7 @@ class NativeLines:
         """Numbers of shapes that are not of an event."""
 
     def read(
-        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+        self, text: bytes, read_one: ReadOne, others: Others[Warps]
     ) -> tuple[EventColumns, Int64s | None, int]:
         """Read the lines of `text`, as `LineColumns` does."""
         before, done, indices = len(self._tables.shapes), ctypes.c_int64(0), ctypes.c_int64(0)
@@ -193,20 +205,17 @@ class NativeLines:
             return events, None, len(events)
         return events.take(kept), kept, len(events)
 
-    def _put_warps(self, text: bytes, events: EventColumns, others: list[Record | Warps]) -> None:
+    def _put_warps(self, text: bytes, events: EventColumns, others: Others[Warps]) -> None:
         """Set the rows of batches of warps."""
         places = np.flatnonzero(events.shape == _WARPS)
         if not len(places):
             return
         for lines in self._warps.parts(events.dur_ns[places]):
             some = places[lines]
-            found = self._warps.read(text, events.ts_ns[some], events.dur_ns[some])
-            good = [(at, warps) for at, warps in zip(some.tolist(), found, strict=True) if warps is not None]
-            rows = np.array([at for at, _ in good], np.int64)
-            events.ts_ns[rows] = [warps.ts_ns for _, warps in good]
-            events.shape[rows], events.dur_ns[rows] = SPECIAL, 0
-            events.args[rows] = np.arange(len(others), len(others) + len(good))
-            others += [warps for _, warps in good]
+            for lines_read, group in self._warps.read(text, events.ts_ns[some], events.dur_ns[some]):
+                rows = some[lines_read]
+                events.ts_ns[rows], events.shape[rows], events.dur_ns[rows] = group.base_ns, SPECIAL, 0
+                events.args[rows] = others.add(group)
 
     def _put_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
         """Set the rows of lines that the core could not read."""
@@ -248,6 +257,7 @@ _LIMITS: Final = {
     if name in WARP_COLUMNS
 }
 _NOT_OF_LAUNCH: Final = {"ts_ns", *WARP_COLUMNS}
+_RANGES: Final = sum(HAS[name] for name in OF_RANGES & HAS.keys())
 # Columns are made of lines with this much text together. A longer line is read alone.
 _TEXT_BYTES: Final = 1 << 18
 # How many texts of launches are remembered, and the most bytes of one.
@@ -273,9 +283,9 @@ class NativeWarpLines:
         part = end // _TEXT_BYTES + (end - size) // _TEXT_BYTES
         return np.split(np.arange(len(size)), np.flatnonzero(np.diff(part)) + 1)
 
-    def read(self, text: bytes, at: Int64s, size: Int64s) -> list[Warps | None]:
-        """The batches of lines of `text`, by their places and sizes; None for one that is bad, or not of the
-        native grammar.
+    def read(self, text: bytes, at: Int64s, size: Int64s) -> Iterator[tuple[Int64s, WarpGroup[Warps]]]:
+        """The batches of lines of `text`, by their places and sizes, each group with the places of its lines.
+        Lines that are bad, or not of the native grammar, are in none.
         """
         lines = len(at)
         is_read, counts = np.empty(lines, np.bool_), np.empty((lines, len(WARP_COLUMNS)), np.int64)
@@ -293,27 +303,47 @@ class NativeWarpLines:
             values.append(np.array(memory, np.int64))
         counts[~is_read] = -1
         last = np.cumsum(np.maximum(counts, 0), axis=0)
-        good = is_read & _are_good(values, counts, last)
-        found: list[Warps | None] = []
-        start = 0
-        some = np.flatnonzero((counts >= 0).any(axis=0))
-        named = [(WARP_COLUMNS[place], values[place]) for place in some.tolist()]
-        places = counts[:, some].tolist(), last[:, some].tolist()
-        rows = zip(good.tolist(), ts_ns.tolist(), launch.tolist(), end.tolist(), *places, strict=True)
-        for is_good, base_ns, of, end_of_text, sizes, stops in rows:
-            launched = self._launched(there[start:end_of_text]) if is_good else None
-            start = end_of_text
-            if launched is None:
-                found.append(None)
+        good, exits = _are_good(values, counts, last)
+        good &= is_read
+        known: list[tuple[Record, list[str]]] = []
+        numbers: dict[bytes, int] = {}
+        kind, start = np.full(lines, NONE, np.int64), 0
+        for line, (is_good, stop) in enumerate(zip(good.tolist(), end.tolist(), strict=True)):
+            of, start = there[start:stop], stop
+            if is_good and (number := numbers.get(of)) is not None:
+                kind[line] = number
+            elif is_good and (launched := self._launched(of)) is not None:
+                kind[line] = numbers[of] = len(known)
+                known.append(launched)
+        records, sizes = [record for record, _ in known], counts[:, _PLACES["warp"]]
+        has = (counts >= 0) @ np.array([HAS[name] for name in WARP_COLUMNS])
+        has_ranges = has & _RANGES != 0
+        has_ranges |= np.isin(kind, [number for number, (_, ranges) in enumerate(known) if ranges])
+        kept = np.flatnonzero(kind >= 0)
+        alone = (has_ranges | ~are_small(sizes))[kept]
+        for some in np.split(kept, np.flatnonzero(alone[1:] | alone[:-1]) + 1):
+            if not len(some):
                 continue
-            record, ranges = dict(launched[0]), launched[1]
-            if of >= 0:
-                record["launch"] = of
-            each = zip(named, sizes, stops, strict=True)
-            given = {name: column[stop - size : stop] for (name, column), size, stop in each if size >= 0}
-            warps = Warps(launched=record, ts_ns=base_ns, ranges=ranges, **given)
-            found.append(None if not given.keys().isdisjoint(OF_RANGES) and ranges_fault(warps) else warps)
-        return found
+            given: dict[str, Any] = {}
+            for name, place in _PLACES.items():
+                of_lines = counts[some, place]
+                count, there_is = np.maximum(of_lines, 0), of_lines >= 0
+                if not there_is.any():
+                    continue
+                given[name] = values[place][places_of(last[some, place] - count, count)]
+                if not there_is.all():
+                    expected = (exits if name in EACH_EXIT else sizes)[some]
+                    whole = np.full(int(expected.sum()), MISSING[name], np.int64)
+                    whole[np.repeat(there_is, expected)] = given[name]
+                    given[name] = whole
+            warps = Warps(launched={}, ts_ns=int(ts_ns[some[0]]), **given)
+            if has_ranges[some[0]]:
+                warps.ranges = list(known[int(kind[some[0]])][1])
+                if ranges_fault(warps):
+                    continue
+            ids = [of if of >= 0 else None for of in launch[some].tolist()]
+            more = ts_ns[some], sizes[some], exits[some], has[some], np.zeros(len(some), np.int64)
+            yield some, WarpGroup(warps, records, kind[some], ids, *more)
 
     def _launched(self, text: bytes) -> tuple[Record, list[str]] | None:
         """The record of a launch, without its time and with 0 for its id, and the names of its ranges; None
@@ -333,9 +363,9 @@ class NativeWarpLines:
         return known
 
 
-def _are_good(values: list[Int64s], counts: Int64s, last: Int64s) -> Bools:
+def _are_good(values: list[Int64s], counts: Int64s, last: Int64s) -> tuple[Bools, Int64s]:
     """Whether all numbers of each line are within their limits, and all its columns, except those of ranges,
-    have the same number of values; `last` is where the values of each line end.
+    have the same number of values; and how many exits it has. `last` is where the values of each line end.
     """
     good = np.ones(len(last), np.bool_)
     for name, at in _PLACES.items():
@@ -351,7 +381,7 @@ def _are_good(values: list[Int64s], counts: Int64s, last: Int64s) -> Bools:
         for name in names:
             count = counts[:, _PLACES[name]]
             good &= (count < 0) | (count == want)
-    return good
+    return good, exits
 
 
 # Some thousand lines, so that the cost for each batch is small.
@@ -384,7 +414,7 @@ class _Parser:
 
     def parse(self, first: int, text: bytes) -> tuple[SourceBatch, int]:
         """The events of `text`, a problem for each line that has none, and how many lines there are."""
-        others: list[Record | Warps] = []
+        others = Others[Warps]()
         problems: list[Problem] = []
 
         def read_one(at: int, line: bytes) -> Row:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
 from tracepipe.event.model import (
     GLOBALTIMER,
     HOST_CLOCKS,
-    LAYERS,
     STALLS,
     Footer,
     Header,
@@ -36,10 +34,9 @@ from tracepipe.event.model import (
     still_running,
 )
 from tracepipe.event.nesting import count_loss
-from tracepipe.event.shape import ShapeColumn
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
-from tracepipe.event.warps import WarpColumns
+from tracepipe.event.warps import WarpGroup
 from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
 from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
 from tracepipe.recording.account import Account
@@ -47,6 +44,7 @@ from tracepipe.recording.files import InputStream, Progress, open_input
 from tracepipe.units import agree, counted
 
 _CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
+_CLOCK_VALUE = re.compile(rb'"clock"(?!\s*:)')
 
 
 @dataclass(slots=True)
@@ -65,11 +63,13 @@ class OpenRecording:
 def clock_records(stream: BinaryIO) -> Iterator[Record]:
     """The good `clock` records of a stream of JSON Lines, found without looking at the other lines."""
     for text, _ in chunks_of_text(stream):
-        at = -1
-        while (at := text.find(b'"clock"', at + 1)) >= 0:
+        done = 0
+        for found in _CLOCK_VALUE.finditer(text):
+            if (at := found.start()) < done:
+                continue
             end = text.find(b"\n", at)
             line = text[text.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(text)]
-            at = end if end >= 0 else len(text)
+            done = end if end >= 0 else len(text)
             if not _CLOCK_RECORD.search(line):
                 continue
             try:
@@ -273,10 +273,7 @@ class Reading:
         nothing = np.empty(0, np.int32)
         self.relieve: Callable[[], object] = lambda: opened.recording.tables.relieve(nothing, nothing)
         self._after_footer = 0
-        self._layers = ShapeColumn(
-            opened.recording.tables, lambda shape, _: LAYERS.index(shape.type), np.uint8
-        )
-        self._counts = np.zeros(len(LAYERS), np.int64)
+        self._counts = np.zeros(0, np.int64)
         self._others = 0
         """Records that are not events since the tables were last relieved. The names made from them take
         memory too."""
@@ -311,12 +308,12 @@ class Reading:
             tables.given_bytes = 0
             for problem in batch.problems:
                 self.note(problem)
-            for other in batch.others:
-                named = other if isinstance(other, dict) else other.launched
-                if type(name := named.get("name")) is str:
-                    named["name"] = tables.long_names.shortened(name)
-                if isinstance(other, WarpColumns) and other.ranges:
-                    other.ranges = [*map(tables.long_names.shortened, other.ranges)]
+            for other in batch.others.parts:
+                for named in (other,) if isinstance(other, dict) else other.records:
+                    if type(name := named.get("name")) is str:
+                        named["name"] = tables.long_names.shortened(name)
+                if isinstance(other, WarpGroup) and other.whole.ranges:
+                    other.whole.ranges = [*map(tables.long_names.shortened, other.whole.ranges)]
             # A reader that puts events in order has none at first.
             if len(batch.events) or batch.problems:
                 yield batch
@@ -338,13 +335,16 @@ class Reading:
         shapes, others = batch.events.shape, batch.others
         if self.footer.is_read:
             self._after_footer += len(shapes)
-        layers = self._layers.values()[shapes[shapes >= 0]]
-        self._counts += np.bincount(layers, minlength=len(LAYERS))
-        for at in np.flatnonzero(shapes == SPECIAL).tolist() if others else ():
-            other = others[int(batch.events.args[at])]
-            if isinstance(other, WarpColumns):
-                self.account.counts["gpu_warp"] += len(other)
-                continue
+        counts = np.bincount(shapes[shapes >= 0], minlength=len(self._counts))
+        counts[: len(self._counts)] += self._counts
+        self._counts = counts
+        special = np.flatnonzero(shapes == SPECIAL) if others else np.empty(0, np.int64)
+        are_warps = others.are_warps(batch.events.args[special])
+        if are_warps.any():
+            of_warps = batch.events.args[special[are_warps]]
+            self.account.counts["gpu_warp"] += int(others.sizes(of_warps).sum())
+        for at in special[~are_warps].tolist():
+            other = cast("Record", others[int(batch.events.args[at])])
             self.account.counts[other["type"]] += 1
             self._others += 1
             if other["type"] == "loss":
@@ -355,13 +355,22 @@ class Reading:
     def _relieve(self) -> None:
         if self._opened.recording.tables.crowded() or self._others > KEPT_MAX:
             self._others = 0
+            self._sum_counts()
             self.relieve()
+
+    def _sum_counts(self) -> None:
+        """Add the counts by shape to the counts by layer."""
+        shapes = self._opened.recording.tables.shapes
+        for number in np.flatnonzero(self._counts).tolist():
+            shape = shapes[number]
+            assert shape is not None
+            self.account.counts[shape.type] += int(self._counts[number])
+        self._counts = np.zeros(0, np.int64)
 
     def finish(self) -> Account:
         """The account of all that was read."""
         account = self.account
-        account.counts += Counter(dict(zip(LAYERS, self._counts.tolist(), strict=True)))
-        self._counts[:] = 0
+        self._sum_counts()
         for kind in _NO_EVENTS:
             del account.counts[kind]
         account.clocks = self._opened.clocks.statements()

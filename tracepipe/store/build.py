@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from tracepipe.event.model import (
 from tracepipe.event.nesting import new_nesting
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
-from tracepipe.event.warps import PlacedWarps, at_once
+from tracepipe.event.warps import PlacedWarps, WarpGroup
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import Progress
@@ -197,15 +197,13 @@ class _Building:
         good = np.abs(events.ts_ns) <= TIME_LIMIT_NS
         if batch.others:
             good &= events.shape != SPECIAL
-            warps: list[PlacedWarps] = []
-            for at in np.flatnonzero(events.shape == SPECIAL).tolist():
-                other = batch.others[int(events.args[at])]
-                if isinstance(other, PlacedWarps):
-                    warps.append(other)
-                else:
-                    self._add_other(int(events.ts_ns[at]), other)
-            for some in at_once(warps):
-                self._add_warps(some)
+            special = np.flatnonzero(events.shape == SPECIAL)
+            are_warps = batch.others.are_warps(events.args[special])
+            for at in special[~are_warps].tolist():
+                record = cast("Record", batch.others[int(events.args[at])])
+                self._add_other(int(events.ts_ns[at]), record)
+            for _, group in batch.others.groups(events.args[special[are_warps]]):
+                self._add_warps(group)
         if not good.all():
             for ts_ns in events.ts_ns[~good & (events.shape != SPECIAL)].tolist():
                 self._reading.note(_no_time(ts_ns))
@@ -303,16 +301,16 @@ class _Building:
                 },
             )
 
-    def _add_warps(self, batches: list[PlacedWarps]) -> None:
+    def _add_warps(self, group: WarpGroup[PlacedWarps]) -> None:
         """Add batches of warps; bad ones are reported and left out."""
         try:
-            self._last_ns = max(self._last_ns, self._warps.add(batches))
+            self._last_ns = max(self._last_ns, self._warps.add(group))
         except OverflowError:
-            if len(batches) == 1:
+            if len(group) == 1:
                 self._reading.note(Problem(0, "gpu_warp", "contains numbers that are too large"))
             else:
-                for one in batches:
-                    self._add_warps([one])
+                for one in group:
+                    self._add_warps(WarpGroup.of(one))
 
     def _add_other(self, ts_ns: int, other: Record) -> None:
         """Add a record that is neither an event nor warps."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int64s
-from tracepipe.event.warps import PlacedWarps, joined_warps, nested
+from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.model import Record
+from tracepipe.event.warps import HAS, PlacedWarps, WarpGroup, nested
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.tables import Writer
@@ -26,10 +26,6 @@ _OF_LAUNCH: Final = ("stream", "warps_per_block", "bound_ns")
 _LAUNCHES: Final = np.dtype(
     [("kernel", "<i4"), ("launch", "<i8"), ("has_launch", "?"), *((name, "<i8") for name in _OF_LAUNCH)]
 )
-# What some of several batches lack. A missing number is -1, and a warp without a number of exits has one.
-_MISSING: Final = {
-    "sm": NONE, "slot": NONE, "entry_mask": NONE, "exit_count": 1, "exit_clk": NONE, "exit_mask": NONE,
-}  # fmt: skip
 # The rows that are written at a time: a launch may have a single warp.
 _ROWS_AT_ONCE: Final = 1 << 15
 
@@ -51,29 +47,28 @@ class WarpRows:
         """The names of ranges by their numbers."""
         return [self._names[at].decode("utf-8", "replace") for at in range(len(self._names))]
 
-    def add(self, batches: Sequence[PlacedWarps]) -> int:
-        """Add several batches without ranges, or a single one; return the end of their last warp.
+    def add(self, group: WarpGroup[PlacedWarps]) -> int:
+        """Add batches of warps; return the end of their last warp.
 
         Raises OutputError, and OverflowError where numbers are too large.
         """
-        times_ns = [max(abs(one.ts_ns), int(one.entry_ns.max())) for one in batches if len(one)]
-        if max(times_ns, default=0) > _LARGEST_NS:
+        warps, sizes = group.whole, group.sizes
+        count = len(warps)
+        base_ns = np.repeat(group.base_ns, sizes)
+        if count and max(int(np.abs(base_ns).max()), int(warps.entry_ns.max())) > _LARGEST_NS:
             raise OverflowError
-        warps = joined_warps(batches, _MISSING)
         _check(warps)
-        entry_ns = warps.entry_ns + warps.ts_ns
+        entry_ns = warps.entry_ns + base_ns
         first_ns, last_ns = _first_and_last(warps, entry_ns)
         self._add_exits(warps, entry_ns)
-        self._add_ranges(warps)
-        count = len(warps)
+        self._add_ranges(warps, entry_ns)
         none = np.full(count, NONE, np.int64)
-        launches = [self._launch(one) for one in batches]
         cycles = none
         if warps.exit_clk is not None:
-            lacks = np.repeat([one.exit_clk is None for one in batches], [len(one.warp) for one in batches])
+            lacks = np.repeat(group.has & HAS["exit_clk"] == 0, sizes)
             cycles = np.where(lacks, NONE, warps.last_of_exits(warps.exit_clk).clip(0))
         values: dict[str, Any] = {
-            "launch_number": np.repeat(np.array(launches, np.int32), [len(one.warp) for one in batches]),
+            "launch_number": np.repeat(self._launch_numbers(group), sizes),
             "warp": warps.warp,
             "entry_ns": entry_ns,
             "first_exit_ns": first_ns,
@@ -87,7 +82,8 @@ class WarpRows:
         if count:
             began_ns = int(entry_ns.min())
             self.first_ns = began_ns if self.first_ns is None else min(began_ns, self.first_ns)
-        return int(max(entry_ns.max(initial=warps.ts_ns), last_ns.max(initial=warps.ts_ns)))
+        least_ns = int(group.base_ns[0])
+        return int(max(entry_ns.max(initial=least_ns), last_ns.max(initial=least_ns)))
 
     def _put(self, table: str, values: dict[str, Any]) -> None:
         waiting = self._waiting.setdefault(table, [])
@@ -99,9 +95,24 @@ class WarpRows:
         some = self._waiting.pop(table)
         self._writer.put(table, {name: np.concatenate([one[name] for one in some]) for name in some[0]})
 
-    def _launch(self, warps: PlacedWarps) -> int:
-        """The number of the launch of a batch."""
-        launched = warps.launched
+    def _launch_numbers(self, group: WarpGroup[PlacedWarps]) -> Int32s:
+        """By batch: the number of its launch."""
+        of_record: dict[int, tuple[int, int, int]] = {}
+        # A time that was recorded on the trace's clock has no error from an alignment.
+        is_aligned = group.whole.clock != self._trace_clock
+        numbers = []
+        each = group.kind.tolist(), group.launches(), group.bound_ns.tolist()
+        for kind, launch, bound_ns in zip(*each, strict=True):
+            if kind not in of_record:
+                of_record[kind] = self._of_record(group.records[kind])
+            kernel, *own = of_record[kind]
+            bound_ns = bound_ns if is_aligned else NONE
+            packed = _LAUNCH.pack(kernel, launch or 0, launch is not None, *own, bound_ns)
+            numbers.append(self._launches.number(packed))
+        return np.array(numbers, np.int32)
+
+    def _of_record(self, launched: Record) -> tuple[int, int, int]:
+        """What a launch has of its record: the number of its kernel, its stream, and the warps of a block."""
         sizes = [launched.get(name) for name in ("grid", "block")]
         name, block = launched.get("name"), sizes[1]
         kernel = (
@@ -113,18 +124,11 @@ class WarpRows:
                 for side in size or (0, 0, 0)
             ),
         )
-        # A time that was recorded on the trace's clock has no error from an alignment.
-        bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
         per_block = _fitting(-(-block[0] * block[1] * block[2] // WARP_LANES)) if block else None
-        launch = launched.get("launch")
-        own = (_fitting(launched.get("stream")), per_block, bound_ns)
-        packed = _LAUNCH.pack(
-            self._kernels.setdefault(kernel, len(self._kernels)),
-            launch or 0,
-            launch is not None,
-            *(NONE if value is None else value for value in own),
+        stream, per_block = (
+            NONE if one is None else one for one in (_fitting(launched.get("stream")), per_block)
         )
-        return self._launches.number(packed)
+        return self._kernels.setdefault(kernel, len(self._kernels)), stream, per_block
 
     def _add_exits(self, warps: PlacedWarps, entry_ns: Int64s) -> None:
         """Add the exits of warps with several exits, or with one exit of not all lanes."""
@@ -142,7 +146,7 @@ class WarpRows:
                 "warp_exits", {"warp_row": of_exit[of_several] + self._count, "exit_ns": ns, "mask": mask}
             )
 
-    def _add_ranges(self, warps: PlacedWarps) -> None:
+    def _add_ranges(self, warps: PlacedWarps, entry_ns: Int64s) -> None:
         if warps.range_ns is None or warps.range_name is None or warps.range_dur_ns is None:
             return
         of = warps.of_ranges()
@@ -156,7 +160,7 @@ class WarpRows:
             {
                 "warp_row": of + self._count,
                 "name_text": np.array(numbers, np.int32)[warps.range_name],
-                "start_ns": warps.ts_ns + warps.entry_ns[of] + warps.range_ns,
+                "start_ns": entry_ns[of] + warps.range_ns,
                 "dur_ns": warps.range_dur_ns,
                 "self_ns": self_ns,
                 "cycles": warps.range_dur_clk,
