@@ -143,11 +143,9 @@ static int key_of(const uint8_t *key, int64_t size)
 
 static int group_of(const uint8_t *value, const uint8_t *end)
 {
-    static const char *const types[] = {"\"memory\"", "\"transfer\"", "\"gpu_thread"};
-    for (int i = 0; i < 3; i++)
-        if ((size_t)(end - value) >= strlen(types[i]) && !memcmp(value, types[i], strlen(types[i])))
-            return i + 1;
-    return OTHER;
+#define IS(type) (end - value >= (int64_t)sizeof type - 1 && !memcmp(value, type, sizeof type - 1))
+    return IS("\"memory\"") ? MEMORY : IS("\"transfer\"") ? TRANSFER : IS("\"gpu_thread") ? THREAD : OTHER;
+#undef IS
 }
 
 /* Reads a number of at most DIGITS_MAX digits. Returns what follows it, 0 where there is none. */

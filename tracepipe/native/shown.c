@@ -5,15 +5,22 @@
 #include "json.h"
 
 /* By bit: the launch, the marks in their order, and the rest. */
-static const char *const SHOWN[] = {"launch", "unclosed", "no_begin", "from_duration",
-                                    "cpu",    "source_ns", "grid",     "block",    "python"};
+static const struct {
+    const char *name;
+    size_t size;
+} SHOWN[] = {
+#define NAME(text) {text, sizeof text - 1}
+    NAME("launch"), NAME("unclosed"), NAME("no_begin"), NAME("from_duration"), NAME("cpu"), NAME("source_ns"),
+    NAME("grid"), NAME("block"), NAME("python"),
+#undef NAME
+};
 
 #define SHOWN_COUNT ((int)(sizeof SHOWN / sizeof *SHOWN))
 
 static int shadow_of(const uint8_t *key, size_t size)
 {
     for (int i = 0; i < SHOWN_COUNT; i++)
-        if (size == strlen(SHOWN[i]) && !memcmp(key, SHOWN[i], size))
+        if (size == SHOWN[i].size && !memcmp(key, SHOWN[i].name, size))
             return 1 << i;
     return 0;
 }

