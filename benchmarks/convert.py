@@ -23,12 +23,22 @@ HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1]))
 
 from benchmarks import plain  # noqa: E402
-from benchmarks.recordings import write_layered, write_lone_warps, write_mixed, write_warps  # noqa: E402
+from benchmarks.recordings import (  # noqa: E402
+    write_exits,
+    write_kineto,
+    write_layered,
+    write_lone_warps,
+    write_mixed,
+    write_probes,
+    write_warps,
+)
+
+_KINETO_EVENTS = 540
 
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison: the recording, the output format, and whether the core is used."""
+    """A comparison: the file of the recording, the output format, and whether the core is used."""
 
     name: str
     title: str
@@ -48,8 +58,20 @@ def _mixed(events: int, *, unique: bool = False) -> Callable[[Path], None]:
     return lambda path: write_mixed(path, events, unique=unique)
 
 
-def _layered(lines: int, *, nested: bool = False) -> Callable[[Path], None]:
-    return lambda path: write_layered(path, lines, nested=nested)
+def _layered(lines: int, **form: bool) -> Callable[[Path], None]:
+    return lambda path: write_layered(path, lines, **form)
+
+
+def _probes(lines: int) -> Callable[[Path], None]:
+    return lambda path: write_probes(path, lines)
+
+
+def _exits(lines: int) -> Callable[[Path], None]:
+    return lambda path: write_exits(path, lines)
+
+
+def _kineto(events: int) -> Callable[[Path], None]:
+    return lambda path: write_kineto(path, events // _KINETO_EVENTS)
 
 
 def _warps(warps: int) -> Callable[[Path], None]:
@@ -69,6 +91,11 @@ ROWS = [
     Row("layered-100k", "10⁵ lines of a layered tracer", "layered-100k", _layered(10**5), 10**5),
     Row("layered-1m", "10⁶ lines of a layered tracer", "layered-1m", _layered(10**6), 10**6),
     Row("nested-1m", "10⁶ with nested arguments", "nested-1m", _layered(10**6, nested=True), 10**6),
+    Row("zst-1m", "10⁶, compressed: .zst", "layered-1m.jsonl.zst", _layered(10**6, compressed=True), 10**6),
+    Row("printed-100k", "10⁵ from bpftrace -f json", "printed-100k", _layered(10**5, printed=True), 10**5),
+    Row("probes-100k", "10⁵ lines of bpftrace's one-liners", "probes-100k.txt", _probes(10**5), 10**5),
+    Row("exits-100k", "10⁵ lines of kernelretsnoop", "exits-100k.txt", _exits(10**5), 10**5),
+    Row("kineto-100k", "10⁵ of PyTorch's profiler", "kineto-100k.json", _kineto(10**5), 10**5),
     Row("chrome-1m", "10⁶ mixed events → Chrome JSON", "mixed-1m", _mixed(10**6), 10**6, "chrome"),
     Row("pure-mixed-1m", "10⁶ mixed events, Python alone", "mixed-1m", _mixed(10**6), 10**6, pure=True),
     Row("pure-warps-1m", "10⁶ warps, Python alone", "warps-1m", _warps(10**6), 10**6, pure=True),
@@ -111,7 +138,8 @@ def measured(side: str, source: Path, target: Path, *, pure: bool, runs: int) ->
 
 def compare(row: Row, folder: Path, baselines: dict[tuple[str, str], Cost]) -> None:
     """Print one row."""
-    source, target = folder / f"{row.recording}.jsonl", folder / "out"
+    name = row.recording if "." in row.recording else f"{row.recording}.jsonl"
+    source, target = folder / name, folder / "out"
     if not source.exists():
         row.make(source)
     theirs = baselines.get((row.recording, row.baseline))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import zstandard
 
 Record = dict[str, Any]
+_EXIT = re.compile(r"Thread \((\d+), (\d+), (\d+)\) timestamp: (\d+)")
+_HIT = re.compile(r"\[(\d+)\] (\S+)")
 _OF_LAYERED = {"ts", "type", "name", "phase", "pid", "tid", "comm", "args"}
 
 
@@ -24,8 +29,13 @@ class _Timeline:
 
     def take(self, r: Record) -> None:
         """Draw one record."""
+        if "ph" in r:
+            self._element(r)
+            return
         kind = r["type"]
-        if "ts" in r:
+        if kind in ("thread", "probe"):
+            self._put(3, r["ts_ns"], r["track"], r["name"], r["args"], 0, 0)
+        elif "ts" in r:
             args = {key: value for key, value in r.items() if key not in _OF_LAYERED} | r.get("args", {})
             phase = {"B": 1, "E": 2}.get(r.get("phase", "I"), 3)
             self._put(phase, round(r["ts"] * 1e6), f"{kind} {r['tid']}", r["name"], args, 0, 0)
@@ -46,6 +56,13 @@ class _Timeline:
             flow = r["tid"] if r["name"] == "ioctl" or kind == "userspace" else 0
             args = {**r.get("args", {}), "cpu": r["cpu"]}
             self._put(1 if r["phase"] == "B" else 3, r["ts_ns"], track, r["name"], args, flow, 0)
+
+    def _element(self, r: Record) -> None:
+        """Draw an element of Chrome's JSON that is a slice."""
+        if r["ph"] == "X":
+            ts_ns, track = round(float(r["ts"]) * 1000), f"{r['pid']} {r['tid']}"
+            self._put(1, ts_ns, track, r["name"], r.get("args", {}), 0, 0)
+            self._put(2, ts_ns + round(float(r["dur"]) * 1000), track, r["name"], {}, 0, 0)
 
     def _placed(self, r: Record) -> int:
         return r["ts_ns"] + (self._offset_ns if "clock" in r else 0)
@@ -71,13 +88,34 @@ class _Timeline:
             self._put(4, ts_ns, "active warps", "", {}, 0, active)
 
 
+def _records(source: str) -> Iterator[Record]:
+    """The records of a file: one a line, as JSON, text or a record of bpftrace, or elements of a list."""
+    lines: IO[str]
+    with zstandard.open(source, "rt") if source.endswith(".zst") else Path(source).open() as lines:
+        if source.endswith(".json"):
+            yield from json.load(lines)["traceEvents"]
+            return
+        for line in lines:
+            if found := _EXIT.match(line):
+                *thread, ts_ns = map(int, found.groups())
+                track, args = f"warp {thread[0] // 32}", {"thread": thread}
+                yield {"type": "thread", "ts_ns": ts_ns, "track": track, "name": "thread exit", "args": args}
+            elif found := _HIT.match(line):
+                name = found[2].rpartition(":")[2]
+                probe = {"probe": found[2]}
+                yield {"type": "probe", "ts_ns": int(found[1]), "track": name, "name": name, "args": probe}
+            else:
+                record = json.loads(line)
+                yield json.loads(record["data"]) if record.get("type") == "printf" else record
+
+
 def trace_builder(source: str, target: str) -> None:
     """With perfetto.trace_builder, as its documentation shows it, fed by json.loads."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
     from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
     tracks: dict[str, int] = {}
-    with Path(source).open() as lines, Path(target).open("wb") as out:
+    with Path(target).open("wb") as out:
         builder = StreamingTraceProtoBuilder(out)
 
         def track_of(name: str) -> int:
@@ -107,6 +145,10 @@ def trace_builder(source: str, target: str) -> None:
                     a.int_value = given
                 elif isinstance(given, str):
                     a.string_value = given
+                elif isinstance(given, float):
+                    a.double_value = given
+                elif not isinstance(given, list) or not all(isinstance(item, int) for item in given):
+                    a.string_value = json.dumps(given)
                 else:
                     for item in given:
                         a.array_values.add().int_value = item
@@ -117,8 +159,8 @@ def trace_builder(source: str, target: str) -> None:
             builder.write_packet(packet)
 
         timeline = _Timeline(put)
-        for line in lines:
-            timeline.take(json.loads(line))
+        for record in _records(source):
+            timeline.take(record)
 
 
 def orjson_events(source: str, target: str) -> None:

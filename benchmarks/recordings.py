@@ -49,19 +49,38 @@ def write_lone_warps(path: Path, launches: int) -> None:
     write_warps(path, launches, 1)
 
 
-def write_layered(path: Path, lines: int, *, nested: bool = False) -> None:
+def write_layered(
+    path: Path, lines: int, *, nested: bool = False, compressed: bool = False, printed: bool = False
+) -> None:
     """The calls of `write_mixed` as the lines of a layered tracer, which has arguments among the other keys,
-    or `nested`, in an object.
+    or `nested`, in an object. `printed`: in the records of `bpftrace -f json`.
     """
     mixed = (text for text in _mixed(2 * lines, unique=False) if '"gpu' not in text)
-    with path.open("w") as out:
+    with zstandard.open(path, "wt") if compressed else path.open("w") as out:
         for number, text in enumerate(itertools.islice(mixed, lines), 1):
             event = json.loads(text)
             args, ms = event.pop("args", {}), (event.pop("ts_ns") - _START_NS) / 1e6
             if event["phase"] == "I":
                 del event["phase"]
             more = {"comm": "python3", **({"args": args} if nested else args)}
-            out.write(f'{{"event_id":{number},"ts":{ms:.6f},{_line(event | more)[1:]}')
+            line = f'{{"event_id":{number},"ts":{ms:.6f},{_line(event | more)[1:]}'
+            out.write(json.dumps({"type": "printf", "data": line}) + "\n" if printed else line)
+
+
+def write_probes(path: Path, lines: int) -> None:
+    """The lines of bpftrace's one-liners: times and probes."""
+    library = "/lib/x86_64-linux-gnu/libcuda.so.1"
+    probes = (f"uprobe:{library}:cuLaunchKernel", "kprobe:nv_schedule_work", "kretprobe:nv_schedule_work")
+    with path.open("w") as out:
+        out.writelines(f"[{_START_NS + 500 * at}] {probes[at % len(probes)]}\n" for at in range(lines))
+
+
+def write_exits(path: Path, lines: int) -> None:
+    """The text of bpftime's kernelretsnoop: the exit of every thread."""
+    with path.open("w") as out:
+        out.writelines(
+            f"Thread ({at % 256}, 0, 0) timestamp: {_GPU_NS + at // 64 * 32}\n" for at in range(lines)
+        )
 
 
 def write_threads(path: Path, lines: int) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import io
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -81,7 +82,25 @@ def text(rng: Random) -> bytes:
             form = form | {"duration_us": 1000 * _PAUSE_MS, **({"phase": "E"} if rng.random() < 0.3 else {})}
         line = _line(rng, form, ms, odd)
         lines.append(inputs.mutated(rng, line) if rng.random() < odd / 3 else line)
+    if rng.random() < 0.4:
+        lines = [record for line in lines for record in _records(rng, line.decode("utf-8", "replace"), odd)]
     return rng.choice((b"\n", b"\n", b"\r\n")).join(lines) + rng.choice((b"", b"\n"))
+
+
+def _records(rng: Random, line: str, odd: float) -> Iterator[bytes]:
+    """A line in records of `bpftrace -f json`: as a rule in one."""
+    ending = (
+        rng.choice(("", "\n\n", "\\n", '\n{"ts":1,"type":"kernel","name":"f"}\n'))
+        if rng.random() < odd
+        else "\n"
+    )
+    cut = rng.randrange(len(line) + 1) if rng.random() < odd else 0
+    for data in (line[:cut], line[cut:] + ending):
+        record = json.dumps({"type": "printf", "data": data}, ensure_ascii=rng.random() < 0.5).encode()
+        if data and rng.random() < odd / 2:
+            record = rng.choice((inputs.mutated(rng, record), record.replace(b" ", b""), data.encode()))
+        if data:
+            yield record
 
 
 def _form(rng: Random) -> dict[str, Any]:

@@ -245,9 +245,17 @@ def shown(inputs: list[Path], **options: Any) -> tuple[str, list[str]]:
     return out.read_text(), [*account_lines(account)]
 
 
-@pytest.mark.parametrize("key", ["ts_ns", "globaltimer_ns"])
-def test_threads_of_a_layered_file_are_placed_by_its_launches(key: str, tmp_path: Path) -> None:
-    exits = [{key: one["ts_ns"]} | {name: one[name] for name in ("type", "block", "thread")} for one in EXITS]
+@pytest.mark.parametrize(
+    ("key", "is_nested"), [("ts_ns", False), ("globaltimer_ns", False), ("globaltimer_ns", True)]
+)
+def test_threads_of_a_layered_file_are_placed_by_its_launches(
+    key: str, is_nested: bool, tmp_path: Path
+) -> None:
+    times: list[dict[str, Any]] = [{key: one["ts_ns"]} for one in EXITS]
+    exits = [
+        ({"args": time} if is_nested else time) | {name: one[name] for name in ("type", "block", "thread")}
+        for time, one in zip(times, EXITS, strict=True)
+    ]
     path = lines(tmp_path / "run.jsonl", [*HOST[:2], *exits, *HOST[2:]])
     text, said = shown([path])
     assert "clock globaltimer:0: placed by its 1 launch, within 149553 ns" in said

@@ -369,6 +369,52 @@ TP_EXPORT int64_t tp_layered_read(tp_layered *l, tp_reader *r, const uint8_t *te
     return count;
 }
 
+/* The records of `bpftrace -f json`: bpftrace_records.py. */
+#define PRINTF "{\"type\": \"printf\", \"data\": \""
+#define PRINTF_END "\"}"
+
+/* Copies a record of a printf as the line that it has. Returns what follows it; 0 where the record is not one
+ * whole line with braces, or has other characters than printable ASCII. Sets `*is_held` to whether a text that
+ * has no newline may wait for its end after the record. */
+static uint8_t *put_printed(uint8_t *to, const uint8_t *at, const uint8_t *end, int *is_held)
+{
+    const int64_t around = sizeof PRINTF - 1 + sizeof PRINTF_END - 1;
+    int is_known = end - at > around && !memcmp(at, PRINTF, sizeof PRINTF - 1), newlines = 0;
+    if (!is_known) { /* it may be a printf in other words */
+        *is_held |= memmem(at, (size_t)(end - at), "printf", 6) || memchr(at, '\\', (size_t)(end - at));
+        return 0;
+    }
+    int has_braces = at[sizeof PRINTF - 1] == '{', was_held = *is_held;
+    const uint8_t *stop = end - (sizeof PRINTF_END - 1);
+    is_known = !memcmp(stop, PRINTF_END, sizeof PRINTF_END - 1);
+    for (at += sizeof PRINTF - 1; is_known && at < stop; at++) {
+        is_known = *at >= ' ' && *at < 0x7F && *at != '"';
+        if (*at == '\\') {
+            is_known = ++at < stop && (*at == '"' || *at == '\\' || *at == 'n');
+            newlines += *at == 'n';
+        }
+        *to++ = *at;
+    }
+    int ends = is_known && newlines && stop[-1] == 'n' && stop[-2] == '\\' && stop[-3] != '\\';
+    *is_held = !ends || (has_braces && was_held);
+    return ends && newlines == 1 && has_braces && !was_held ? to - 1 : 0;
+}
+
+/* Copies lines to `to`, which has room for them; records of which each is a whole line become this line. Returns
+ * the size of the copy. */
+TP_EXPORT int64_t tp_layered_unwrap(const uint8_t *text, int64_t size, uint8_t *to, int *is_held)
+{
+    const uint8_t *at = text, *end = text + size, *newline;
+    uint8_t *start = to;
+    for (; (newline = memchr(at, '\n', (size_t)(end - at))); at = newline + 1) {
+        uint8_t *after = put_printed(to, at, newline, is_held);
+        to = after ? after : (uint8_t *)memcpy(to, at, (size_t)(newline - at)) + (newline - at);
+        *to++ = '\n';
+    }
+    memcpy(to, at, (size_t)(end - at)); /* without a newline, the line may have been cut */
+    return to + (end - at) - start;
+}
+
 /* Joins two lines of a call: class _CallEnds of layered.py, which is the same in Python. */
 
 enum role { INSTANT, BEGIN, END, END_WITH_LENGTH, WHOLE };

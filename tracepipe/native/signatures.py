@@ -55,6 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_layered_stem": (i64, [ptr, i64, at(ptr)]),
     "tp_layered_set": (i32, [ptr, i64, text, i64]),
     "tp_layered_read": (i64, [ptr, ptr, text, i64, at(i64), i64, at(LayeredRows), i64, i64]),
+    "tp_layered_unwrap": (i64, [text, i64, ptr, at(i32)]),
     "tp_layered_forget_calls": (None, [ptr]),
     "tp_layered_note": (i64, [ptr, *[ptr] * 5, *[i64] * 4]),
     "tp_ring_new": (ptr, [i32, i64, i32]),

@@ -124,9 +124,9 @@ class LayeredLines(ScriptLines[Record]):
     chunk_bytes = 1 << 19
     no_line = "has no JSON line"
 
-    def __init__(self, *, between: bool, clock: str = CLOCK) -> None:
+    def __init__(self, *, between: bool, clock: str = CLOCK, is_wrapped: bool = False) -> None:
         super().__init__(between=between)
-        self._clock = clock
+        self._clock, self._is_wrapped = clock, is_wrapped
         self._in_block = False
         self.last_line_ns = 0
         """The time of the last line, or of one before it within the disorder of processors."""
@@ -141,6 +141,8 @@ class LayeredLines(ScriptLines[Record]):
         self.batch.text_bytes = len(text)
         if self._core is None:
             return super().read_text(first, text, is_cut)
+        if self._is_wrapped:
+            text = self._core.unwrapped(text, is_held=self.holds_text)
         self.read_numbered(self._core.read(first, text), is_cut=is_cut)
         return self._core.count
 
@@ -176,7 +178,7 @@ class LayeredLines(ScriptLines[Record]):
             raise Unusable("type", wrong)
         if kind == "kernel" and REPEATED in line:
             return
-        if "ts" not in line and kind in _OF_THREADS and (key := next(filter(line.__contains__, _TIMERS), "")):
+        if key := _timer_of(line):
             self._add_on_gpu(line, key)
             return
         if "ts" not in line:
@@ -230,7 +232,7 @@ class LayeredLines(ScriptLines[Record]):
 
     def _add_on_gpu(self, line: Record, key: str) -> None:
         """Add the event of a line whose time is a reading of the GPU's clock. Raises Unusable."""
-        ts_ns = line.pop(key)
+        ts_ns = (line if key in line else line["args"]).pop(key)
         if type(ts_ns) is not int or not 0 <= ts_ns <= TIME_LIMIT_NS:
             raise Unusable(key, f"must be an integer from 0 to {TIME_LIMIT_NS}, not {shown(ts_ns)}")
         record = self._event(line["type"], line, ts_ns)
@@ -557,9 +559,11 @@ def read(stream: BinaryIO, *, between: bool = False) -> Recording:
     header's clock is that of a GPU if all lines at the begin have only its times.
     """
     head = stream.read(_HEAD_BYTES)
-    kinds = {bool(_has_timer(line)) for _, line in printed_lines(head) if _is_of_script(line)}
+    lines = [line for _, line in printed_lines(head)]
+    kinds = {_timer_of(line) != "" for line in lines if _is_of_script(line)}
     clock = f"{GLOBALTIMER}0" if kinds == {True} else CLOCK
-    recording = LayeredLines(between=between, clock=clock).recording(clock, stream, head)
+    reader = LayeredLines(between=between, clock=clock, is_wrapped=any(map(is_wrapped, lines)))
+    recording = reader.recording(clock, stream, head)
     recording.undeclared = b'"gpu_thread'
     return recording
 
@@ -572,9 +576,13 @@ def sniff(head: bytes) -> bool:
 def _is_of_script(line: object) -> bool:
     if type(line) is not dict or type(kind := line.get("type")) is not str:
         return False
-    return kind in NAMED_BY_TYPE or (kind in LAYER_OF_TYPE and ("ts" in line or _has_timer(line)))
+    return kind in NAMED_BY_TYPE or (kind in LAYER_OF_TYPE and ("ts" in line or _timer_of(line) != ""))
 
 
-def _has_timer(line: Record) -> bool:
-    """Whether the only time of a line is one of a GPU."""
-    return "ts" not in line and line["type"] in _OF_THREADS and any(key in line for key in _TIMERS)
+def _timer_of(line: Record) -> str:
+    """The key of the only time of a line if that is one of a GPU, in the line or in its `args`; else ""."""
+    if "ts" in line or line["type"] not in _OF_THREADS:
+        return ""
+    args = line.get("args")
+    keys = [*line, *args] if type(args) is dict else line
+    return next((key for key in _TIMERS if key in keys), "")

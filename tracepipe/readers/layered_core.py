@@ -123,6 +123,14 @@ class NativeLines:
         self._batches = 0
         self._begin(0, 0)
 
+    def unwrapped(self, text: bytes, *, is_held: bool) -> bytes:
+        """The text, with the line in place of each record of bpftrace that has a whole one. `is_held`: text
+        without a newline waits for its end.
+        """
+        lines, held = ctypes.create_string_buffer(len(text)), ctypes.c_int32(is_held)
+        size = self._core.tp_layered_unwrap(text, len(text), lines, ctypes.byref(held))
+        return ctypes.string_at(lines, size)
+
     def _begin(self, count: int, size: int) -> None:
         """Begin a batch of so many lines and bytes."""
         self._batch, self._batches, self.count = self._lines.batch, self._batches + 1, count
