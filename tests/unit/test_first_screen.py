@@ -127,8 +127,43 @@ def test_rows_with_the_kernels_of_several_gpus_are_pinned(tmp_path: Path) -> Non
     assert pinned(records, tmp_path) == [calls[0], *(f"^GPU {gpu}$" for gpu in range(9))]
 
 
-def test_a_trace_without_work_of_a_gpu_asks_for_nothing(tmp_path: Path) -> None:
-    assert asked(of_records([call(5, 7)], tmp_path), tmp_path) == {}
+def host(ts_ns: int, type: str, name: str = "f", **more: Any) -> dict[str, Any]:
+    """An event of the host, 100 ns long."""
+    return call(ts_ns, 7) | {"type": type, "name": name, "dur_ns": 100} | more
+
+
+@pytest.mark.parametrize(
+    ("records", "begin_ns", "end_ns", "pins"),
+    [
+        ([host(2000, "userspace"), host(1000, "hook", layer="x")], 2000, 2100, ["CUDA API"]),
+        (
+            [host(5000, "annotation"), host(1000, "hook", layer="python_function")],
+            1000,
+            5100,
+            ["annotations", "python_function"],
+        ),
+        ([], 200, 300, ["syscalls"]),
+    ],
+    ids=["calls", "ranges and functions", "system calls"],
+)
+def test_without_work_of_a_gpu_that_of_the_host_is_in_sight(
+    records: list[dict[str, Any]], begin_ns: int, end_ns: int, pins: list[str], tmp_path: Path
+) -> None:
+    """The scheduler's events begin long before, and system calls."""
+    switches = [
+        host(at, "scheduler", "running", phase=phase, cpu=0) for at, phase in ((1, "B"), (9_000, "E"))
+    ]
+    before = host(200, "syscall", "read")
+    parameters = asked(of_records([switches[0], before, *records, switches[1]], tmp_path), tmp_path)
+    margin_ns = int((end_ns - begin_ns) * 0.02) + 1
+    seen = int(parameters["visStart"]) + margin_ns, int(parameters["visEnd"]) - margin_ns
+    assert seen == (begin_ns, end_ns)
+    assert parameters["PinTracksByRegex"] == [*(rf"^{name} \(7\)$" for name in pins), "^CPU use$"]
+
+
+def test_a_trace_with_context_switches_alone_asks_for_nothing(tmp_path: Path) -> None:
+    switches = [host(at, "scheduler", "running", phase=phase, cpu=0) for at, phase in ((1, "B"), (9, "E"))]
+    assert asked(of_records(switches, tmp_path), tmp_path) == {}
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ def test_groups_of_tracks_that_are_not_processes_are_not_listed(load: Load) -> N
         ),
         Options(),
     )
-    assert [row["pid"] for row in result.as_json()["processes"]] == [7, 10_000_007, 2_147_483_646]
+    assert [row["pid"] for row in result.as_json()["processes"]] == [7, 10_000_007, None]
     (note,) = (note for part in result.parts if "Not listed" in (note := getattr(part, "note", "")))
     assert note.endswith("Not listed: 1 group of another tool's tracks that is not a process.")
 
@@ -405,3 +405,16 @@ def test_of_names_that_are_alike_the_place_is_shown_where_they_differ() -> None:
     start, end = "vectorized_elementwise_kernel<4, ", "Functor<float>, Array<char*, 2ul>>"
     shown = names_shown([f"{start}{what}{end}" for what in ("add", "tanh")], 32)
     assert [one.split("…")[1][:5] for one in shown] == ["addFu", "tanhF"]
+
+
+def test_python_functions_are_counted_without_ranges_of_gpus(load: Load) -> None:
+    python = span(1_000, 1_100, "train.py(10): step", "hook", pid=7, tid=7) | {"layer": "python_function"}
+    of_gpu = span(1_020, 1_100, "fwd", "hook") | {"layer": "gpu_user_annotation", "gpu": 0, "stream": 7}
+    of_gpu = {key: value for key, value in of_gpu.items() if key not in ("pid", "tid")}
+    other = span(1_050, 1_080, "Buffer Flush", "hook", pid=7) | {"layer": "overhead"}
+    found = run(load(python, of_gpu, other), Options()).as_json()
+    assert [(row["activity"], row["count"], row["total_ns"]) for row in found["activities"]] == [
+        ("Python functions", 1, 100),
+        ("other functions", 1, 30),
+    ]
+    assert {row["name"] for row in found["hooks"]} == {"train.py(10): step", "Buffer Flush"}

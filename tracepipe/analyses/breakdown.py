@@ -31,11 +31,11 @@ _LINE_NS = 1 << 62
 
 
 def hooked_title(run: Run) -> str:
-    """The name of hooked functions: PYTHON_FUNCTIONS where all those of processes are Python's."""
+    """The name of hooked functions: "Python functions" where another tool recorded those of processes."""
     layers, pids = run.shapes.column("layer"), run.shapes.column("pid")
     numbers = distinct(layers[(layers < 0) & (pids != NONE) & is_process(pids)])
     own = {run.shapes.value("layer", number) for number in numbers.tolist()}
-    return PYTHON_FUNCTIONS if own and own <= PYTHON_LAYERS else HOOKED
+    return HOOKED if own.isdisjoint(PYTHON_LAYERS) else PYTHON_FUNCTIONS
 
 
 class Breakdown:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tracepipe.analyses.distribution import cells_of
 from tracepipe.event.columns import Ints, distinct
 from tracepipe.event.groups import largest, sums_by
-from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.vocabulary import RANGES_ON_GPU, RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.schema import IS_CALL, IS_TIMED, LENGTHS
@@ -47,7 +47,7 @@ def functions_of(run: Run, table: str, sort: str, top: int) -> Functions:
             total_ns, percentiles, max_ns, count(*) over () as functions, sum(total_ns) over () as whole_ns
         from store.lengths f join store.texts n on f.name_text = n.number
         left join store.texts l on -1 - f.of_layer = l.number
-        where f.layer = '{table}' and n.text <> '{RUNNING}'
+        where f.layer = '{table}' and n.text <> '{RUNNING}' and l.text is distinct from '{RANGES_ON_GPU}'
         order by {order}, calls desc, layer, name {f"limit {top}" if top > 0 else ""}"""
     )
     found = [(name, layer, calls, *cells_of(*spread)) for name, layer, calls, *spread, _, _ in rows]
@@ -65,13 +65,13 @@ def activity_of(run: Run, table: str) -> tuple[Any, ...]:
     return calls, *cells_of(*spread)
 
 
-def calls_of(run: Run, table: str, shapes: str) -> tuple[Any, ...]:
-    """How many calls of a layer have the shapes `s` that fulfil a condition in SQL, and the cells of
-    `distribution.LENGTH_COLUMNS` of their known lengths.
+def calls_of(run: Run, table: str, shapes: str, rows: str = IS_CALL) -> tuple[Any, ...]:
+    """How many rows `x` of a layer that fulfil `rows` have the shapes `s` that fulfil a condition, both in
+    SQL, and the cells of `distribution.LENGTH_COLUMNS` of their known lengths.
     """
     ((calls, *spread),) = run.store.rows(
         f"""select {", ".join(LENGTHS.values())} from store."{table}" x
-        where {IS_CALL} and x.shape in (select s.shape from store.shapes s where {shapes})"""
+        where {rows} and x.shape in (select s.shape from store.shapes s where {shapes})"""
     )
     return calls, *cells_of(*spread)
 

@@ -319,7 +319,7 @@ def _peaks(run: Run, found: Glance) -> Table:
     ]
     columns = (
         Column("process", "process"),
-        Column("pid", "pid", "id"),
+        Column("pid", "pid", "pid"),
         _GPU,
         Column("peak_bytes", "peak", "bytes"),
         Column("at_ns", "at", "at"),

@@ -66,7 +66,7 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
         Column("name", "what"),
         Column("kind", "kind", spare=True),
         Column("gpu", "GPU", "id"),
-        Column("tid", "thread", "id"),
+        Column("tid", "thread", "pid"),
         Column("dur_ns", "length", "ns"),
         Column("in_idle", "in idle"),
     )

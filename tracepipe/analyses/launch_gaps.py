@@ -185,7 +185,7 @@ def _longest(run: Run, idle: dict[str, Any], top: int) -> Table:
         Column("dur_ns", "length", "ns"),
         Column("previous", "after"),
         Column("ended_by", "ended by"),
-        Column("tid", "thread", "id"),
+        Column("tid", "thread", "pid"),
     )
     rows = [*zip(at_ns, lengths_ns, *names, tids, strict=True)]
     return Table("gaps", "The longest gaps", columns, rows)

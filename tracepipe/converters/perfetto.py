@@ -154,9 +154,18 @@ _NAME_MAX: Final = 100
 _CALLERS_MAX, _CALLERS_APART = 4, 10
 # At most this many streams are considered.
 _STREAMS_MAX: Final = 1000
-_OTHER, _STREAM, _CALLS = range(3)
+_OTHER, _STREAM, _CALLS, _RANGES, _FUNCTIONS, _SYSTEM = range(6)
 _NEVER: Final = (1 << 63) - 1
-_KINDS: Final = {"gpu": _STREAM, "userspace": _CALLS}
+_KINDS: Final = {
+    **dict.fromkeys(("scheduler", "memory", "transfer", "summary"), _OTHER),
+    **dict.fromkeys(("syscall", "kernel"), _SYSTEM),
+    "gpu": _STREAM,
+    "userspace": _CALLS,
+    "annotation": _RANGES,
+}
+"""By category; tracks of a thread with others have functions."""
+_WITHOUT_GPUS: Final = ((_CALLS,), (_RANGES, _FUNCTIONS), (_SYSTEM,))
+"""The work of a run without a GPU: the first of these of which it has any."""
 _PINNED: Final = {(kind.name, kind.category): kind for kind in COUNTERS if kind.pin}
 
 
@@ -164,12 +173,14 @@ class FirstScreen:
     """Counts what is drawn, and decides at the end what to show first."""
 
     def __init__(self) -> None:
-        self._start_ns, self._end_ns = _NEVER, -_NEVER
+        self._from_ns, self._to_ns = [_NEVER] * (_SYSTEM + 1), [-_NEVER] * (_SYSTEM + 1)
+        """By kind of track: the first and the last time."""
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._begins: Int64s = np.zeros(0, np.int64)
+        self._launches: Int64s = np.zeros(0, np.int64)
         self._first_ns: Int64s = np.zeros(0, np.int64)
-        """By row: what is on its track, how many slices it has (only those that launch, for calls), and when
-        the first one is."""
+        """By row: what is on its track, how many slices it has, how many of them launch, and when the first
+        of those is."""
         self._tracks: list[Track] = []
         self._counters: dict[int, Track] = {}
         """Counters that are pinned, by the id of their track."""
@@ -179,8 +190,11 @@ class FirstScreen:
     def add_row(self, row: int, track: Track) -> None:
         """Note the track of a row."""
         self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
+        self._launches = grown(self._launches, row + 1, 0)
         self._first_ns = grown(self._first_ns, row + 1, _NEVER)
-        self._kind[row] = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
+        is_hosts = track.parent is not None and track.parent.kind in ("process", "thread")
+        if track.kind == "slices" and (is_hosts or track.category == "gpu"):
+            self._kind[row] = _KINDS.get(track.category, _FUNCTIONS)
         if track.kind == "group" and track.parent is None:
             self._gpus.append(track)
         elif track.kind == "counter" and (track.name, track.category) in _PINNED:
@@ -193,54 +207,74 @@ class FirstScreen:
             drawn.ops.columns[key][drawn.order] for key in ("kind", "row", "ts", "event")
         )
         of = self._kind[row]
-        self._work(ts_ns[of == _STREAM])
-        counted = (of != _OTHER) & (kind == BEGIN) & (event >= 0)
-        if drawn.events is None or not counted.any():
+        for one in distinct(of).tolist():
+            self._work(one, ts_ns[of == one])
+        begins = (of != _OTHER) & (kind == BEGIN) & (event >= 0)
+        if drawn.events is None or not begins.any():
             return
-        # Only calls that launch count: a thread that waits for the GPU may make more calls than the one that
-        # launches.
-        counted[counted] = (drawn.events.launch[event[counted]] != 0) | (of[counted] == _STREAM)
-        begun = np.bincount(row[counted])
+        begun = np.bincount(row[begins])
         self._begins[: len(begun)] += begun
-        np.minimum.at(self._first_ns, row[counted], ts_ns[counted])
+        begins[begins] = drawn.events.launch[event[begins]] != 0
+        begun = np.bincount(row[begins])
+        self._launches[: len(begun)] += begun
+        np.minimum.at(self._first_ns, row[begins], ts_ns[begins])
 
     def see_warps(self, warps: WarpChanges) -> None:
         """Note the times of warps."""
-        self._work(warps.ts_ns)
+        self._work(_STREAM, warps.ts_ns)
         self._counters[warps.counter.id] = warps.counter
 
-    def _work(self, ts_ns: Int64s) -> None:
+    def _work(self, kind: int, ts_ns: Int64s) -> None:
         if len(ts_ns):
-            self._start_ns = min(self._start_ns, int(ts_ns.min()))
-            self._end_ns = max(self._end_ns, int(ts_ns.max()))
+            self._from_ns[kind] = min(self._from_ns[kind], int(ts_ns.min()))
+            self._to_ns[kind] = max(self._to_ns[kind], int(ts_ns.max()))
 
     def packet(self, sequence: int) -> bytes:
-        """The packet with the result, in one packet sequence; empty where no GPU worked."""
-        if self._end_ns < self._start_ns:
+        """The packet with the result, in one packet sequence; empty where nothing was recorded but context
+        switches and memory.
+        """
+        there = (kinds for kinds in ((_STREAM,), *_WITHOUT_GPUS) if max(self._to_ns[of] for of in kinds) >= 0)
+        if (kinds := next(there, None)) is None:
             return b""
-        stated: dict[str, Any] = {"start_ns": self._start_ns, "end_ns": self._end_ns, "pins": self._pins()}
+        stated: dict[str, Any] = {
+            "start_ns": min(self._from_ns[of] for of in kinds),
+            "end_ns": max(self._to_ns[of] for of in kinds),
+            "pins": self._pins() if kinds == (_STREAM,) else self._pins_without_gpus(kinds),
+        }
         attribute = text(1, FIRST_SCREEN) + text(3, orjson.dumps(stated).decode())
         return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
 
     def _pins(self) -> list[str]:
         """The UI's names of the tracks to pin: calls of threads that launch, counters, busy streams."""
-        callers = self._busiest(_CALLS)
-        callers = callers[self._first_ns[callers] < self._end_ns]
-        least = max(1, int(self._begins[callers[0]]) // _CALLERS_APART) if len(callers) else 1
-        callers = callers[self._begins[callers] >= least]
+        # Only calls that launch count: a thread that waits for the GPU may make more calls than the one that
+        # launches.
+        callers = self._busiest(_CALLS, self._launches)
+        callers = callers[self._first_ns[callers] < self._to_ns[_STREAM]]
+        least = max(1, int(self._launches[callers[0]]) // _CALLERS_APART) if len(callers) else 1
+        callers = callers[self._launches[callers] >= least]
         at_most = min(_CALLERS_MAX, max(1, _PINS_MAX - len(self._gpus)))
-        threads = [self._tracks[row] for row in callers[:at_most].tolist()]
-        threads.sort(key=lambda track: (track.pid, track.tid))
-        pins = [f"{track.name} ({track.tid})" if track.tid else track.name for track in threads]
+        pins = self._named(callers[:at_most])
         if len(self._gpus) > 1:
             # The streams and counters of several GPUs have the same names.
             gpus = sorted((gpu.rank, gpu.name) for gpu in self._gpus if len(gpu.name) <= _NAME_MAX)
             return [*pins, *(name for _, name in gpus)][:_PINS_MAX]
-        streams = [self._tracks[row].name for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist()]
+        busiest = self._busiest(_STREAM, self._begins)[:_STREAMS_MAX]
+        streams = [self._tracks[row].name for row in busiest.tolist()]
         names = [*self._pinned("before streams"), *streams, *self._pinned("after streams")]
         # The UI pins all tracks with a name.
         count = Counter(names)
         return [*pins, *(name for name in names if count[name] == 1)][:_PINS_MAX]
+
+    def _pins_without_gpus(self, kinds: tuple[int, ...]) -> list[str]:
+        """The names of the tracks with the most slices of these kinds, and of the counters."""
+        rows = np.concatenate([self._busiest(kind, self._begins)[:_CALLERS_MAX] for kind in kinds])
+        counters = self._pinned("after streams")
+        return [*self._named(rows), *(counters if len(counters) == 1 else ())]
+
+    def _named(self, rows: Int64s) -> list[str]:
+        """The UI's names of the tracks of threads, by their ids."""
+        tracks = sorted((self._tracks[row] for row in rows.tolist()), key=lambda one: (one.pid, one.tid))
+        return [f"{track.name} ({track.tid})" if track.tid else track.name for track in tracks]
 
     def _pinned(self, place: str) -> list[str]:
         """The names of the counters that are pinned there, in the order of the registry."""
@@ -248,10 +282,10 @@ class FirstScreen:
         counters = self._counters.values()
         return [one.name for key, _ in of_kinds for one in counters if (one.name, one.category) == key]
 
-    def _busiest(self, kind: int) -> Int64s:
-        """The rows of a kind, those with the most slices first."""
+    def _busiest(self, kind: int, count: Int64s) -> Int64s:
+        """The rows of a kind, those with the highest counts, which are by row, first."""
         rows = np.flatnonzero(self._kind == kind)
-        return rows[np.argsort(-self._begins[rows], kind="stable")]
+        return rows[np.argsort(-count[rows], kind="stable")]
 
 
 # builtin_clock.proto

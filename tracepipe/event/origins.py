@@ -33,6 +33,11 @@ def is_process(pid: int | Ints) -> Bools:
     return np.less(pid, MADE_UP) & np.less_equal(np.mod(pid, IDS_PER_HOST), PIDS_MAX)
 
 
+def known_id(id: int | None) -> int | None:
+    """An id of a process or a thread; None for one that a reader made up, which no person should see."""
+    return None if id is None or id > MADE_UP else id
+
+
 def id_on(host: int, id: int, made_up_below: int = 0) -> int:
     """The id of a process or thread on the host of that number. Ids that were made up are `made_up_below`
     lower, as they mean nothing outside of their capture.
@@ -105,7 +110,7 @@ class Numbers:
     def shape(self, shape: Shape) -> Shape:
         """A shape with its new numbers."""
         pid = None if shape.pid is None else self._id(shape.pid)
-        if pid is None and self.host and shape.type in HOST_LAYERS and not shape.on_stream:
+        if pid is None and self.host and shape.type in HOST_LAYERS and not shape.on_gpu:
             pid = id_on(self.host, 0)  # each further host has one for events without a pid
         return replace(
             shape,

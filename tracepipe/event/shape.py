@@ -51,6 +51,11 @@ class Shape:
         return self.type == "gpu_kernel" or (self.type == "transfer" and self.gpu is not None)
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether its events are drawn under a GPU: its work, and what another tool recorded of it."""
+        return self.on_stream or (self.type == "hook" and self.gpu is not None and self.pid is None)
+
+    @property
     def drawn_layer(self) -> str:
         """The layer of its thread on which it nests. Functions that schedule the GPU's work nest with the
         driver's.
@@ -69,6 +74,8 @@ class Shape:
         """The key of all shapes whose events nest with each other; None for those that do not nest."""
         if self.on_stream:
             return ("gpu", self.gpu or 0, self.stream or 0)
+        if self.on_gpu:
+            return (self.type, self.layer, "gpu", self.gpu, self.stream)
         if self.type == "annotation":
             # Ranges of a thread nest in their domain. Those of a process have a row for each number.
             return (self.type, self.pid, self.tid if self.range is None else None, self.domain, self.range)

@@ -226,11 +226,14 @@ class Rows:
         return thread
 
     def _host(self, shape: Shape) -> int:
-        if shape.range is not None:
-            key = (shape.pid, shape.domain, shape.range)
+        if shape.range is not None or shape.on_gpu:
+            key = (shape.pid, shape.domain, shape.range, *((shape.row or ()) if shape.on_gpu else ()))
             row = self._ranges.get(key, NO_ROW)
             if row == NO_ROW and not self.tree.is_full:
-                track = self.tree.ranges(self.tree.process(shape.pid), shape.domain, shape.range)
+                if shape.range is None:
+                    track = self._beside_stream(shape.gpu or 0, shape.stream, shape.layer or shape.type)
+                else:
+                    track = self.tree.ranges(self.tree.process(shape.pid), shape.domain, shape.range)
                 row = self._ranges[key] = self.new_row(track)
             return row
         # A hook's layer may have the title of hooks without a layer name.
@@ -255,6 +258,12 @@ class Rows:
             if driver != NO_ROW:
                 self.nesting.set_above(driver, system_calls, calls, 0)
         return row
+
+    def _beside_stream(self, gpu: int, stream: int | None, layer: str) -> Track:
+        """The track of a layer of a GPU, below the stream to which it belongs, if any."""
+        name = layer if stream is None else f"stream {stream}: {layer}"
+        rank = RANK_STREAM if stream is None else min(RANK_STREAM + stream, RANK_OF_SM - 1)
+        return self.tree.child(self.gpu(gpu), "slices", name, rank, layer)
 
     def gpu(self, index: int) -> Track:
         """The group of a GPU."""

@@ -261,7 +261,7 @@ class ThreadWork:
 
     def add_shape(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
-        own, of_host = self._rows.of_shape[number], shape.type in HOST_LAYERS and not shape.on_stream
+        own, of_host = self._rows.of_shape[number], shape.type in HOST_LAYERS and not shape.on_gpu
         thread = self._rows.threads.get((shape.pid, shape.tid)) if of_host else None
         own["thread"], own["runs"] = NONE if thread is None else thread.track.id, _OTHER
         own["launches"] = shape.has_launch and shape.phase != "E"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tracepipe.event.counters import CounterTrack
 from tracepipe.event.model import Header, Record
-from tracepipe.event.origins import Origins
+from tracepipe.event.origins import Origins, known_id
 from tracepipe.layout.timeline import Track, TrackKind
 
 LAYER_TITLES = {
@@ -53,6 +53,12 @@ class Work(NamedTuple):
         return 1 if self.ran_ns * _PEERS_APART >= most.ran_ns > 0 else 2
 
 
+def _pid(key: _Key) -> int | None:
+    """The pid in the key of a process, also one that a reader made up, which its track does not have."""
+    pid = key[1]
+    return pid if isinstance(pid, int) else None
+
+
 class Tree:
     """Makes each track once, before its first use. No more are made for events when it `is_full`."""
 
@@ -90,7 +96,7 @@ class Tree:
     def _as_given(self, key: _Key, track: Track) -> Track:
         """A process or thread with the name and place that the recording states."""
         name, _ = self._given.get(key, ("", None))
-        named = self._origins.process(name, track.pid) if name and track.kind == "process" else name
+        named = self._origins.process(name, _pid(key)) if name and track.kind == "process" else name
         return replace(track, name=named or track.name, is_named=bool(named) or track.is_named)
 
     def give_name(self, record: Record) -> None:
@@ -117,7 +123,9 @@ class Tree:
         is_named = pid is None or bool(known) or named != name
         return self._make(
             ("process", pid),
-            lambda at: Track(at, None, "process", named, RANK_PROCESS, pid=pid or 0, is_named=is_named),
+            lambda at: Track(
+                at, None, "process", named, RANK_PROCESS, pid=known_id(pid) or 0, is_named=is_named
+            ),
         )
 
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
@@ -128,13 +136,15 @@ class Tree:
             name = "thread (tid not recorded)"
         return self._make(
             ("thread", pid, tid),
-            lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0, is_named=bool(comm)),
+            lambda at: Track(
+                at, process, "thread", name, pid=process.pid, tid=known_id(tid) or 0, is_named=bool(comm)
+            ),
         )
 
     def rename(self, key: _Key, name: str) -> None:
         """Give a process, `("process", pid)`, or a thread, `("thread", pid, tid)`, the name it has now."""
         if (track := self._tracks.get(key)) is not None:
-            name = self._origins.process(name, track.pid) if track.kind == "process" else name
+            name = self._origins.process(name, _pid(key)) if track.kind == "process" else name
             if name != track.name or not track.is_named:
                 self._change(key, replace(track, name=name, is_named=True))
 
@@ -223,8 +233,7 @@ class Tree:
 
         def place(key: _Key) -> tuple[int, ...]:
             _, given = self._given.get(key, ("", None))
-            track = self._tracks[key]
-            own = (track.pid != track.tid, track.tid) if track.kind == "thread" else (track.id,)
+            own = (key[1] != key[2], key[2] or 0) if key[0] == "thread" else (self._tracks[key].id,)
             return (given is None, given or 0, works[key].level(most), *own)
 
         for rank, key in enumerate(sorted(works, key=place), first):

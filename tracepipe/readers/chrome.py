@@ -65,6 +65,7 @@ from tracepipe.event.columns import EventColumns, Int64s, SourceBatch, Texts
 from tracepipe.event.model import (
     COUNTS,
     FLOW_PHASES,
+    HOST_LAYERS,
     ID_LIMIT,
     MONOTONIC,
     NAME_BYTES_MAX,
@@ -81,7 +82,15 @@ from tracepipe.launchers import RANK_MAX
 from tracepipe.mangled_names import demangled
 from tracepipe.native import library
 from tracepipe.readers import ftrace_text, xla_events
-from tracepipe.readers.ids import LAUNCHES, Ids, RangeNumbers, flow_number, flow_text, stream_number
+from tracepipe.readers.ids import (
+    LAUNCHES,
+    NO_STREAMS,
+    Ids,
+    RangeNumbers,
+    flow_number,
+    flow_text,
+    stream_number,
+)
 from tracepipe.readers.json_elements import (
     Elements,
     Fault,
@@ -253,6 +262,8 @@ class Kinds:
         self.has_gpu_of_xla = any(map(xla_events.GPU.match, self.xla.values()))
         self.has_late_names = self._has_kinds = False
         self._layer = PYTHON if is_viztracer else EVENTS
+        self._processes = set[int | None]()
+        """The processes with annotations or calls, at most two of them."""
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = {}
         if is_kineto:
             self._of = {
@@ -268,6 +279,11 @@ class Kinds:
     def is_repeated(self, event: dict[str, Any]) -> bool:
         """Whether an event only repeats what others show."""
         return False
+
+    @property
+    def only_process(self) -> int | None:
+        """The process of PyTorch's file, where there is only one."""
+        return next(iter(self._processes)) if self.is_kineto and len(self._processes) == 1 else None
 
     def is_known_otherwise(self, category: str) -> bool:
         """Whether flows of a category join the same events as `launch`. These often lack an end."""
@@ -326,10 +342,14 @@ class Kinds:
         return Kind(self._thread(event, **xla_events.call_fields(name)))
 
     def _thread(self, event: dict[str, Any], **fields: object) -> dict[str, Any]:
-        # PyTorch writes 0 for a thread that it does not know: GPU 0 has that number too.
-        if self.is_kineto and event.get("pid") == 0 and event.get("tid") == 0:
+        pid = event.get("pid")
+        # PyTorch writes 0, -1 or nothing for a process that it does not know: GPU 0 has that number too.
+        if self.is_kineto and (_is_below_0(pid) or pid == "" or (pid == 0 and event.get("tid") == 0)):
             return fields
-        return self._ids.thread(event, fields)
+        found = self._ids.thread(event, fields)
+        if found.get("type") in ("annotation", "userspace") and len(self._processes) <= 1:
+            self._processes.add(found.get("pid"))
+        return found
 
     def _launch(self, args: dict[str, Any]) -> int | None:
         correlation = args.get("correlation")
@@ -398,10 +418,8 @@ class Kinds:
         place = self._place(event, args)
         if place is None:
             return self._other(event, category, args)
-        gpu, stream = place
-        fields = {"type": "hook", "layer": category}
-        process = {"pid": f"GPU {gpu}: {category}", "tid": stream if _is_id(stream) else str(stream)}
-        return Kind(self._ids.thread(process, fields))
+        fields = {"type": "hook", "layer": category, "gpu": place[0]}
+        return Kind(fields if place[1] in NO_STREAMS else {**fields, "stream": place[1]})
 
     def _instant(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         size, kind = args.get("Bytes"), args.get("Device Type")
@@ -594,6 +612,11 @@ class ChromeEvents:
     def is_of_xla(self) -> bool:
         """Whether rows of a GPU have XLA's names."""
         return self._kinds.has_gpu_of_xla
+
+    @property
+    def only_process(self) -> int | None:
+        """The process of all events for which PyTorch states none; None where there may be several."""
+        return self._kinds.only_process
 
     def add_all(self, batch: Elements) -> list[Problem]:
         """Add events, and return the problems of events and of the text between them."""
@@ -906,6 +929,15 @@ class ChromeEvents:
                 record["order"] = rank_of[known["order"]]
             records.append(record)
         return records
+
+
+def _in_process(first: bytes, pid: int) -> bytes:
+    """The record of an event, in this process if it is not a GPU's and states none."""
+    if b'"pid":' in first:
+        return first
+    record = orjson.loads(first)
+    is_of_gpu = "gpu" in record and record["type"] != "memory"
+    return first if is_of_gpu or record["type"] not in HOST_LAYERS else packed({"pid": pid, **record})
 
 
 def _dumped(value: dict[str, Any]) -> bytes:
@@ -1708,6 +1740,8 @@ class _Trace:
             )
         if self._events.ranks.are_several:
             self._events.ranks.set_processes(rows)
+        elif (pid := self._events.only_process) is not None:
+            rows.firsts = [_in_process(first, pid) for first in rows.firsts]
         if bits := self._around.launch_bits:
             has_launch = np.array([first.endswith(b'"launch":0}') for first in rows.firsts], bool)[rows.first]
             rows.number = np.where(has_launch & (rows.number > 0), rows.number | bits, rows.number)

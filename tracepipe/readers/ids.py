@@ -119,6 +119,10 @@ def flow_number(*parts: object) -> int:
 _BELOW_0: Final = 10**9
 
 
+NO_STREAMS: Final = (_BELOW_0 - 1, (1 << 32) - 1)
+"""The numbers of -1, which tools give to what belongs to no stream."""
+
+
 def stream_number(stream: int) -> int | None:
     """The number of a stream: 999,999,999 for -1, as for 2⁶⁴ - 1. None where there can be no such stream."""
     stream -= (1 << 64) * (1 << 63 <= stream < 1 << 64)

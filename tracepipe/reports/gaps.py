@@ -274,7 +274,7 @@ def _longest(
         Column("previous", "after"),
         Column("following", "before"),
         Column("ended_by", "ended by"),
-        Column("tid", "thread", "id", spare=True),
+        Column("tid", "thread", "pid", spare=True),
         Column("queued_ns", "queued", "ns", spare=True),
         Column("cause", "CPU, mostly"),
         Column("cause_percent", "", "percent"),
@@ -319,7 +319,7 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
     columns = (
         Column("gpu", "GPU"),
         Column("thread", "thread"),
-        Column("tid", "id", "id"),
+        Column("tid", "id", "pid"),
         *(
             Column(
                 f"{state.replace(' ', '_').replace('-', '_').lower()}_ns", STATE_WORDS.get(state, state), "ns"

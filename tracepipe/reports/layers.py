@@ -182,7 +182,7 @@ def _slowest(run: Run, timed: Ints, top_calls: Ints) -> Table:
         _, tid = run.shapes.ids_of(int(calls.shape[row]))
         start_ns, end_ns = _ends(run, row)
         rows.append((at + 1 if is_top else None, tid, start_ns - run.facts.start_ns, end_ns - start_ns))
-    number, thread = Column("number", "--call", "id"), Column("tid", "thread", "id")
+    number, thread = Column("number", "--call", "id"), Column("tid", "thread", "pid")
     columns = (number, thread, Column("at_ns", "at", "ns"), Column("dur_ns", "length", "ns"))
     title = "The slowest calls; tracepipe layers RUN --call N shows one in detail"
     return Table("slowest", title, columns, rows)

@@ -28,6 +28,7 @@ from tracepipe.analyses.allocations import (
 from tracepipe.analyses.cuda_calls import calls_named
 from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.event.columns import NONE, Ints
+from tracepipe.event.origins import known_id
 from tracepipe.libraries import np
 from tracepipe.options import Option
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
@@ -96,7 +97,7 @@ _Until = Callable[[int | None], str]
 
 
 def _process(run: Run, pid: int | None) -> str:
-    return run.process_name(pid) + ("" if pid is None else f" {pid}")
+    return run.process_name(pid) + ("" if known_id(pid) is None else f" {pid}")
 
 
 def _places(run: Run, found: Allocations, places: list[Place], until: _Until) -> Table:
@@ -215,7 +216,7 @@ def _sites(found: Allocations, shown: list[Group]) -> Table:
 
     columns = (
         Column("site", "allocated by"),
-        Column("tid", "thread", "id"),
+        Column("tid", "thread", "pid"),
         Column("gpu", "GPU", "id", spare=True),
         Column("kind", "kind", spare=True),
         Column("count", "count", "count"),
@@ -254,7 +255,7 @@ def _never_freed(run: Run, found: Allocations, shown: list[int], until: _Until) 
         Column("age_ns", "age", "ns"),
         Column("gpu", "GPU", "id"),
         Column("kind", "kind"),
-        Column("tid", "thread", "id"),
+        Column("tid", "thread", "pid"),
         Column("site", "allocated by"),
         Column("until", "until", spare=True),
     )
@@ -283,7 +284,7 @@ def _faults(run: Run, found: Allocations, shown: list[int]) -> Table:
         Column("at_ns", "at", "at"),
         Column("before_ns", "before", "at"),
         Column("size_bytes", "size", "bytes"),
-        Column("tid", "thread", "id"),
+        Column("tid", "thread", "pid"),
         Column("process", "process", spare=True),
     )
     note = "Before: when the address was freed first (double free), or allocated first (address in use)."

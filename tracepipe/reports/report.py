@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
 
+from tracepipe.event.origins import known_id
 from tracepipe.options import TIME, Option
 from tracepipe.units import counted
 
-Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent", "number", "p"]
+Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "pid", "percent", "number", "p"]
 
 
 FROM = Option(
@@ -24,9 +25,10 @@ UNTIL = Option("Show the run until this time after its start, in the same forms.
 class Column:
     """A column of a table. `key` is its name in JSON and ends with the unit (`total_ns`).
 
-    Its cells are integers in that unit (`at`: ns since the start, shown to the µs). `percent`, `number` and
-    `p` (a probability) are floats; a column without a unit has text. None means "not known". A `spare` column
-    is left out where the terminal has fewer than 100 columns, or no room for it.
+    Its cells are integers in that unit (`at`: ns since the start, shown to the µs; `pid`: the id of a process
+    or a thread, which is not shown if a reader made it up). `percent`, `number` and `p` (a probability) are
+    floats; a column without a unit has text. None means "not known". A `spare` column is left out where
+    the terminal has fewer than 100 columns, or no room for it.
     """
 
     key: str
@@ -63,7 +65,10 @@ class Table:
     def lazily(self) -> Iterator[dict[str, Any]]:
         """Yield a dictionary for each row."""
         keys = [column.key for column in self.columns]
-        return (dict(zip(keys, row, strict=True)) for row in self.rows)
+        ids = [column.key for column in self.columns if column.unit == "pid"]
+        for row in self.rows:
+            cells = dict(zip(keys, row, strict=True))
+            yield cells | {key: known_id(cells[key]) for key in ids} if ids else cells
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from tracepipe.analyses.breakdown import hooked_title
+from tracepipe.analyses.breakdown import HOOKED, PYTHON_FUNCTIONS, hooked_title
 from tracepipe.analyses.cuda_calls import launching
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import (
@@ -27,11 +27,11 @@ from tracepipe.analyses.occupancy import occupancy_table
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
 from tracepipe.event.origins import is_process
-from tracepipe.event.vocabulary import RUNNING
+from tracepipe.event.vocabulary import PYTHON_LAYERS, RUNNING
 from tracepipe.options import Option
 from tracepipe.reports.report import COUNT, SHARE, Column, Report, Result, Table
 from tracepipe.store.run import Run
-from tracepipe.store.schema import INSTANT, IS_CALL, IS_TIMED
+from tracepipe.store.schema import FUNCTIONS, INSTANT, IS_CALL, IS_TIMED
 from tracepipe.units import counted
 
 # The layers whose events are functions. Each has a separate table, so that a system call that waits all day
@@ -127,7 +127,11 @@ def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
     yield ("  calls inside those", inside, *_NO_LENGTHS)
     launches = launching(run)
     yield ("kernel launches", len(launches), *of_values(run.layer("userspace").lengths_ns(launches)))
-    yield whole(hooked_title(run), "hook")
+    python = ", ".join(str(run.shapes.number_of("layer", name)) for name in sorted(PYTHON_LAYERS))
+    other = HOOKED if hooked_title(run) == HOOKED else "other functions"
+    for title, are_python in ((PYTHON_FUNCTIONS, ""), (other, "not")):
+        of_processes = f"s.gpu = {NONE} and s.layer {are_python} in ({python})"
+        yield (title, *calls_of(run, "hook", of_processes, FUNCTIONS["hook"]))
     yield whole("system calls", "syscall")
     yield some("  ioctl", "syscall", named("ioctl"))
     yield whole("driver functions", "kernel")
@@ -175,7 +179,7 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
         rows.append((run.process_name(pid), pid, threads or None, *cells[:-2], cells[-1]))
     columns = (
         Column("process", "process"),
-        Column("pid", "pid", "id"),
+        Column("pid", "pid", "pid"),
         Column("threads", "threads", "count"),
         Column("calls", "calls", "count"),
         Column("calls_ns", "in calls", "ns"),
@@ -239,8 +243,8 @@ def _slowest(run: Run, options: Options) -> Table:
         Column("at_ns", "at", "at"),
         Column("dur_ns", "length", "ns"),
         Column("thread", "thread"),
-        Column("pid", "pid", "id", spare=True),
-        Column("tid", "tid", "id"),
+        Column("pid", "pid", "pid", spare=True),
+        Column("tid", "tid", "pid"),
     )
     note = f"Single calls of the {_OF_LAYER[name]}, without calls inside others."
     return Table("slowest", "The slowest calls", columns, rows, note)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE, Int32s, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.origins import known_id
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.libraries import np
 from tracepipe.options import Option
@@ -162,7 +163,7 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     for thread in sorted(ids, key=lambda of: [(number is None, number or 0) for number in ids[of]]):
         pid, tid = ids[thread]
         called = run.thread_name(pid, tid) or run.process_name(pid)
-        ids_text = "" if tid is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
+        ids_text = "" if known_id(tid) is None else f" thread {tid}" + ("" if pid == tid else f" of {pid}")
         group = Group(f"{called}{ids_text}")
         for (title, name), strips in zip(_LAYERS, layers, strict=True):
             for level, (spans, instants) in strips.get(thread, {}).items():

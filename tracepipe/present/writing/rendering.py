@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tracepipe.event.model import LAYERS
+from tracepipe.event.origins import known_id
 from tracepipe.kernel_names import kernel_title
 from tracepipe.printable import printable
 from tracepipe.recording.account import fit_text
@@ -79,6 +80,7 @@ _UNITS: dict[str, Callable[[Any], str]] = {
     "bytes_per_s": lambda rate: f"{three_digits(rate / 1e9)} GB/s",
     "count": lambda count: f"{count:,}",
     "id": str,
+    "pid": lambda id: _UNKNOWN if known_id(id) is None else str(id),
     "percent": lambda share: f"{share:.1f}%",
     "number": three_digits,
     "p": lambda p: f"{p:.1g}",
