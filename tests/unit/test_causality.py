@@ -115,7 +115,17 @@ def test_the_bound_holds_over_hours_of_drift(
     assert (off_ns <= found.bounds_at(source_ns)).all()
 
 
-LAUNCHED = [*call("cuLaunchKernel", 1_000, 2_000, launch=1), kernel(500_100, 50, 1)]
+def chosen(name: str, result: int = 0, **args: int) -> list[dict[str, Any]]:
+    begin, end = call(name, 2_010, 2_020, result=result)
+    return [begin | {"args": args}, end]
+
+
+LAUNCHED = [
+    *chosen("cudaSetDevice", device=0),
+    *call("cuLaunchKernel", 1_000, 2_000, launch=1),
+    kernel(500_100, 50, 1),
+]
+SYNC = call("cuCtxSynchronize", 2_100, 3_000)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +139,24 @@ LAUNCHED = [*call("cuLaunchKernel", 1_000, 2_000, launch=1), kernel(500_100, 50,
         pytest.param(call("cuCtxSynchronize", 2_100, 3_000, tid=8), None, id="another thread waited"),
         pytest.param(call("cuCtxSynchronize", 2_100, 3_000, result=700), None, id="it failed"),
         pytest.param(call("cuStreamSynchronize", 2_100, 3_000), None, id="for a stream that is not known"),
+        pytest.param([*chosen("cudaSetDevice", device=1), *SYNC], None, id="for another device"),
+        pytest.param([*chosen("cudaSetDevice"), *SYNC], None, id="for a device that is not known"),
+        pytest.param([*chosen("cuCtxPushCurrent_v2", context=5), *SYNC], None, id="for another context"),
+        pytest.param(
+            [*chosen("cudaSetDevice", device=1), *chosen("cudaSetDevice", device=0), *SYNC],
+            (3_000 - 1_000 - 50) // 2,
+            id="for the device chosen again",
+        ),
+        pytest.param(
+            [*chosen("cuCtxPushCurrent", context=5), *chosen("cuCtxPopCurrent_v2"), *SYNC],
+            (3_000 - 1_000 - 50) // 2,
+            id="for the context from before",
+        ),
+        pytest.param(
+            [*chosen("cudaSetDevice", 101, device=0), *SYNC],
+            None,
+            id="for the device before a failure",
+        ),
         pytest.param(
             [*call("cuCtxSynchronize", 2_100, 3_000), kernel(9, 1, 2, gpu=1)], None, id="one GPU of two"
         ),
@@ -161,11 +189,11 @@ BEGUN = call("cuLaunchKernel", 4_000, 0, launch=2)[0]
 @pytest.mark.parametrize(
     "records",
     [
-        pytest.param([*LAUNCHED[:2], *WAIT, BEGUN, of_any(500_100)], id="a launch did not return"),
+        pytest.param([*LAUNCHED[:-1], *WAIT, BEGUN, of_any(500_100)], id="a launch did not return"),
         pytest.param(
-            [*LAUNCHED[:2], *WAIT, BEGUN | {"tid": 8}, of_any(500_100)], id="nor did one of a thread alone"
+            [*LAUNCHED[:-1], *WAIT, BEGUN | {"tid": 8}, of_any(500_100)], id="nor did one of a thread alone"
         ),
-        pytest.param([*LAUNCHED[:2], *WAIT, of_any(500_100), of_any(9, gpu=1)], id="any work of two GPUs"),
+        pytest.param([*LAUNCHED[:-1], *WAIT, of_any(500_100), of_any(9, gpu=1)], id="any work of two GPUs"),
         pytest.param([*LAUNCHED, *WAIT, of_any(9, gpu=1)], id="any work of another GPU"),
         pytest.param(
             [
@@ -177,7 +205,7 @@ BEGUN = call("cuLaunchKernel", 4_000, 0, launch=2)[0]
             id="work of another GPU that is noted no more",
         ),
         pytest.param(
-            [*({**one, "clock": "boottime"} for one in LAUNCHED[:2] + WAIT), LAUNCHED[2]],
+            [*({**one, "clock": "boottime"} for one in LAUNCHED[:-1] + WAIT), LAUNCHED[-1]],
             id="calls on another clock",
         ),
     ],

@@ -28,11 +28,14 @@ from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 
 _WAITS: Final = re.compile(r"cu(Ctx|daDevice|daThread)Synchronize(_v\d+)?(_ptsz|_ptds)?")
-_LAUNCH, _WAIT, _BEGINS, _ENDS, _OF_GPU = 1, 2, 4, 8, 16
+_CHOICES: Final = re.compile(r"cudaSetDevice|cuCtx(Set|Push|Pop)Current(_v\d+)?")
+_LAUNCH, _WAIT, _BEGINS, _ENDS, _OF_GPU, _CHOICE = 1, 2, 4, 8, 16, 32
 # Beyond this many launches, only every second one is noted, then every fourth …
 _NOTED_MAX: Final = 1 << 15
 # 2⁶⁴ divided by the golden ratio, which spreads launch numbers.
 _SPREADING: Final = 0x9E3779B97F4A7C15
+_Chosen = tuple[object, object]
+"""The device and the context that a thread chose; a time if the call does not state which."""
 _ANY: Final = None
 """The launch of work without a number, which may be of any launch."""
 
@@ -45,6 +48,7 @@ def is_of_gpu(clock: str) -> bool:
 @dataclass(slots=True)
 class _Launch:
     began_ns: int
+    chosen: _Chosen
     waited_ns: int | None = None
 
 
@@ -81,13 +85,25 @@ class LaunchSpan:
 class _Thread:
     """The calls of a thread that are open; the launches for which nothing has waited since they returned, and
     when that was; the return of the last call that waited for any. `unwaited` counts all launches for which
-    nothing is known to have waited.
+    nothing is known to have waited. `chosen` is what the thread chose last, and `pushed` what a pop restores.
     """
 
     open: list[tuple[int, int, _Launch | None]] = field(default_factory=list)
     waiting: deque[tuple[int, _Launch]] = field(default_factory=lambda: deque(maxlen=_NOTED_MAX))
     waited_ns: int | None = None
     unwaited: int = 0
+    chosen: _Chosen = (None, None)
+    pushed: list[_Chosen] = field(default_factory=list)
+
+    def choose(self, name: str, chosen: object) -> None:
+        """Note a call that chooses the device or the context of the next calls."""
+        if "Pop" in name:
+            self.chosen = self.pushed.pop() if self.pushed else (self.chosen[0], chosen)
+            return
+        if "Push" in name:
+            self.pushed.append(self.chosen)
+            del self.pushed[:-64]
+        self.chosen = (chosen, self.chosen[1]) if "Device" in name else (self.chosen[0], chosen)
 
 
 @dataclass(slots=True)
@@ -118,7 +134,11 @@ class Causality:
     def _kind(self, shape: Shape, _: int) -> int:
         if shape.clock is not None and self._is_of_gpu(shape.clock):
             return _OF_GPU
-        if shape.type != "userspace" or shape.phase not in ("B", "E", "X"):
+        if shape.type != "userspace":
+            return 0
+        if _CHOICES.fullmatch(shape.name):
+            return _CHOICE | _ENDS * (shape.phase == "E")
+        if shape.phase not in ("B", "E", "X"):
             return 0
         if shape.clock not in (None, self.host_clock):
             return 0
@@ -134,7 +154,7 @@ class Causality:
         """Note what a batch has."""
         events, tables = batch.events, self.tables
         kinds = self._kinds.values()[events.shape]
-        for at in np.flatnonzero(kinds & (_LAUNCH | _WAIT)).tolist():
+        for at in np.flatnonzero(kinds & (_LAUNCH | _WAIT | _CHOICE)).tolist():
             self._call(batch, at, int(kinds[at]))
         of_gpu = np.flatnonzero(kinds & _OF_GPU)
         for number in np.unique(events.shape[of_gpu]).tolist():
@@ -198,16 +218,23 @@ class Causality:
         self._work = {key: one for key, one in self._work.items() if self._is_noted(key[2])}
 
     def _call(self, batch: SourceBatch, at: int, kind: int) -> None:
-        """Note the begin or the end of a launch or a wait, or both."""
+        """Note the begin or the end of a launch or a wait, or both, or a choice."""
         events = batch.events
         shape = self.tables.shapes[int(events.shape[at])]
         assert shape is not None
         thread = self._threads.setdefault((shape.pid, shape.tid), _Thread())
         ts_ns, of = int(events.ts_ns[at]), kind & (_LAUNCH | _WAIT)
+        if kind & _CHOICE:
+            unknown, args = f"at {ts_ns}", self.tables.args(int(events.args[at]))
+            if not kind & _ENDS:
+                thread.choose(shape.name, args.get("device", args.get("context", unknown)))
+            elif not self._succeeded(int(events.args[at])):
+                thread.chosen = unknown, unknown
+            return
         if kind & _BEGINS:
             launch = None
             if of == _LAUNCH:
-                launch = _Launch(ts_ns)
+                launch = _Launch(ts_ns, thread.chosen)
                 thread.unwaited += 1
                 number = unsigned(int(events.launch[at])) if shape.has_launch else None
                 if number is not None and self._is_noted(number):
@@ -229,9 +256,15 @@ class Causality:
         if launch is not None:
             thread.waiting.append((end_ns, launch))
         elif self._succeeded(int(events.args[at])):
+            others = []  # it may not have waited for them
             while thread.waiting and thread.waiting[0][0] <= began_ns:
-                thread.waiting.popleft()[1].waited_ns = thread.waited_ns = end_ns
+                one = thread.waiting.popleft()
+                if one[1].chosen != thread.chosen:
+                    others.append(one)
+                    continue
+                one[1].waited_ns = thread.waited_ns = end_ns
                 thread.unwaited -= 1
+            thread.waiting.extendleft(reversed(others))
 
     def _succeeded(self, number: int) -> bool:
         args = self.tables.args(number)
