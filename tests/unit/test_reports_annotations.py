@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -46,13 +48,12 @@ def test_the_sample_has_the_gpu_s_time_by_range() -> None:
         "AddmmBackward0": (4, 52_000, 8, 196_000, 192_000),
         "forward": (2, 52_000, 4, 90_000, 80_000),
         "aten::linear": (4, 36_000, 4, 80_000, 80_000),
-        "step 0": (1, 110_000, 5, 170_000, 51_000),
-        "step 1": (1, 110_000, 5, 170_000, 51_000),
-        "backward": (2, 78_000, 0, None, None),
+        "step 0": (1, 110_000, 10, 170_000, 146_000),
+        "step 1": (1, 110_000, 10, 170_000, 146_000),
+        "backward": (2, 78_000, 10, 204_000, 196_000),
     }
     idle = {row["name"]: row["idle_percent"] for row in result.as_json()["ranges"]}
-    assert idle["step 0"] == pytest.approx(70)
-    assert idle["backward"] is None
+    assert idle["step 0"] == pytest.approx(100 * 24 / 170)
 
 
 def test_work_on_several_streams_at_one_time_counts_once(load: Load) -> None:
@@ -114,6 +115,50 @@ def test_the_length_of_a_range_without_an_end_is_not_known(load: Load) -> None:
 def test_names_beyond_the_top_are_counted(load: Load) -> None:
     result = run(load(*ranged(2_000, 2_100, "a"), *ranged(2_200, 2_250, "b")), Options(top=1))
     assert (list(found(result)), result.notes) == (["a"], ["1 more name is not listed: --top 0 lists all"])
+
+
+STEPPING, AUTOGRAD, LOADING, OTHER = range(1, 5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_other_threads_launch_for_the_ranges_of_the_thread_that_they_serve(seed: int, tmp_path: Path) -> None:
+    """Autograd's launches count for the thread of the last forward operator, also those of its operators
+    without a number; a step has what its process launched. Found here launch by launch.
+    """
+    rng, events, ranges = Random(seed), list[dict[str, Any]](), list[tuple[str, int, int, int]]()
+
+    def add(category: str, name: str, tid: int, ts: int, dur: int, **args: int) -> None:
+        keys = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
+        events.append(dict(zip(keys, ("X", category, name, 1, tid, ts, dur, args), strict=True)))
+        if category == "user_annotation":
+            ranges.append((name, tid, ts, ts + dur))
+
+    for name, ts, dur in (("all", 0, 900), ("step 1", 10, 350), ("b", 110, 200), ("step 2", 410, 350)):
+        add("user_annotation", name, STEPPING, ts, dur)
+    add("user_annotation", "elsewhere", OTHER, 30, 800)
+    for number, tid in enumerate((STEPPING, OTHER, STEPPING)):
+        numbered = {"Sequence number": number}
+        # The last operator with the number is the forward one, on whichever thread.
+        add("cpu_op", "aten::t", STEPPING + OTHER - tid, 20 * number, 5, **numbered)
+        add("cpu_op", "aten::mm", tid, 20 * number + 8, 10, **numbered)
+        add("cpu_op", "MmBackward0", AUTOGRAD, 100 + 250 * number, 80, **numbered, **{"Fwd thread id": 1})
+    launches: dict[str, int] = {name: 0 for name, *_ in ranges}
+    for id in range(1, 80):
+        at, tid = rng.randrange(900), rng.choice((STEPPING, AUTOGRAD, LOADING, OTHER))
+        add("cuda_runtime", "cudaLaunchKernel", tid, at, 1, correlation=id)
+        add("kernel", "k", 7, 1_000 + id, 1, correlation=id, device=0, stream=7)
+        served = (OTHER if 350 <= at < 600 else STEPPING) if tid == AUTOGRAD else tid
+        in_step = any("step" in name and start <= at < end for name, _, start, end in ranges)
+        for name, owner, start, end in ranges:
+            # Also what is around a step has all that it has.
+            has_all = in_step and (name == "all" or "step" in name)
+            launches[name] += start <= at < end and (owner == served or has_all)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    result = run(load_run(str(path)), Options(top=0))
+    assert {name: found(result)[name][2] for name in launches} == launches
+    (table,) = result.parts
+    assert "sequence numbers. A step includes all" in table.note
 
 
 @pytest.mark.slow

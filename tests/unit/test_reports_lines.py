@@ -123,7 +123,37 @@ def test_backward_is_for_the_last_forward_range_with_its_number(load: Load) -> N
         ),
         Options(),
     )
-    assert times(result) == {"ann/train.py:1 f, backward": (10, 1), "(no Python)": (20, 2)}
+    assert times(result) == {"ann/train.py:1 f, backward": (10, 1), "autograd (line not known)": (20, 2)}
+
+
+@pytest.mark.parametrize("calls", ["with calls of its own", ""])
+def test_backward_is_for_the_python_around_the_forward_operator(calls: str, tmp_path: Path) -> None:
+    """PyTorch's profiler has sequence numbers in the arguments. An operator such as `aten::expand` launches
+    nothing, but its gradient does.
+    """
+    backward = {"Sequence number": 5, "Fwd thread id": 1}
+    events = [
+        traced("python_function", "train.py(1): main", 0, 900, 1),
+        traced("python_function", "model.py(7): forward", 10, 100, 1),
+        traced("cpu_op", "aten::expand", 20, 50, 1, **{"Sequence number": 5, "Fwd thread id": 0}),
+        traced("cpu_op", "ExpandBackward0", 200, 100, 2, **backward),
+        traced("cpu_op", "ExpandBackward0", 210, 80, 2, **backward),
+        traced("cpu_op", "AccumulateGrad", 310, 10, 2),
+    ]
+    launches = [(220, 2), (312, 2), (400, 1)] + ([(30, 1)] if calls else [])
+    for id, (ts, tid) in enumerate(launches, 1):
+        events.append(traced("cuda_runtime", "cudaLaunchKernel", ts, 1, tid, correlation=id))
+        events.append(traced("kernel", "k", 1_000 * id, id, 7, correlation=id, device=0, stream=7))
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    result = run(load_run(str(path)), Options())
+    expected = {
+        "model.py:7 forward, backward": (1_000, 1),
+        "autograd (line not known)": (2_000, 1),
+        "train.py:1 main": (3_000, 1),
+    }
+    assert times(result) == expected | ({"model.py:7 forward": (4_000, 1)} if calls else {})
+    assert "Backward: autograd launched it" in result.parts[0].note
 
 
 def test_autograd_s_thread_is_known_by_its_name_alone(load: Load) -> None:

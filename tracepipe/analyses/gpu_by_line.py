@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Final
 
 import numpy as np
 
-from tracepipe.analyses.cuda_calls import values_by_names
+from tracepipe.analyses.autograd import autograd
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Int64s, Ints
-from tracepipe.event.groups import RowsByNumber, sums_by
+from tracepipe.event.groups import sums_by
 from tracepipe.store.run import Layer, Run
-from tracepipe.store.schema import INSTANT
 
 NO_STACK, AUTOGRAD, NO_CALL = -1, -2, -3
 """Values in place of a stack: the call has none; the call is on a thread of autograd; the call was not
 recorded."""
+BACKWARD_SUFFIX: Final = ", backward"
 BACKWARD = 1 << 32
 """Added to the number of the forward line's stack where autograd launched the work."""
-# A range of PyTorch's emit_nvtx: `aten::linear, seq = 5, op_id = 12`; and the names of autograd's threads, of
-# which the kernel keeps 15 characters.
-_SEQUENCE = re.compile(r", seq ?= ?(\d{1,18})\b")
-_AUTOGRAD = re.compile(r"pt_autograd_\d*")
 
 
 def called_by(run: Run, calls: Ints) -> Int64s:
@@ -57,7 +52,7 @@ def work_by_stack(run: Run) -> Iterator[Work]:
     layers = {name: layer for name in ("gpu_kernel", "transfer") if len(layer := run.layer(name))}
     if not layers:
         return
-    launches, autograd = LaunchCalls(run), Autograd(run)
+    launches = LaunchCalls(run)
     for name, layer in layers.items():
         on_gpu = np.ones(len(run.shapes), np.bool_)
         if name == "transfer":  # transfers without a GPU are the host's view of copies
@@ -71,75 +66,24 @@ def work_by_stack(run: Run) -> Iterator[Work]:
         stack[known] = called_by(run, calls[known])
         bare = known[stack[known] == NO_STACK]
         if len(bare):
-            stack[bare] = autograd.find(calls[bare])
+            stack[bare] = _forward_stacks(run, calls[bare])
         yield Work(name, layer, rows, stack)
 
 
-class Autograd:
-    """Links calls on autograd's threads to the forward line by the sequence numbers in annotations.
-
-    The number counts the operators of a Python thread: a range of autograd belongs to the last forward range
-    with the same number. Without such annotations, autograd's calls are recognized by their thread's name.
+def _forward_stacks(run: Run, calls: Int64s) -> Int64s:
+    """For calls without a stack, that of the forward operator plus BACKWARD, else AUTOGRAD or NO_STACK.
+    Shapes `(n,)`.
     """
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._calls = run, run.layer("userspace")
-        self._threads, self._first = run.shapes.threads
-        self._forward: dict[tuple[int, int], int] = {}
-
-    def find(self, calls: Int64s) -> Int64s:
-        """For calls without a stack, the forward stack plus BACKWARD, else AUTOGRAD or NO_STACK.
-        Shapes `(n,)`.
-        """
-        found = np.full(len(calls), NO_STACK, np.int64)
-        for thread, places in RowsByNumber(self._threads[self._calls.shape[calls]]):
-            pid, tid = self._run.shapes.ids_of(int(self._first[thread]))
-            numbers = self._numbers_at(thread, self._calls.start_ns[calls[places]])
-            is_autograd = _AUTOGRAD.match(self._run.thread_name(pid, tid) or "") is not None
-            known, of = np.unique(numbers, return_inverse=True)
-            stacks = [self._forward.get((pid or 0, number), NONE) for number in known.tolist()]
-            forward = np.array(stacks, np.int64)[of]
-            other = AUTOGRAD if is_autograd else NO_STACK
-            found[places] = np.where(forward == NONE, other, forward + BACKWARD)
-        return found
-
-    def _numbers_at(self, thread: int, times_ns: Int64s) -> Int64s:
-        """At each time of a thread, the sequence number of the outermost range that has one; else NONE."""
-        annotations, rows = self._run.layer("annotation"), self._ranges.of(thread)
-        if not len(rows):
-            return np.full(len(times_ns), NONE, np.int64)
-        starts, ends = annotations.start_ns[rows], annotations.end_ns[rows]
-        # Outermost ranges do not overlap.
-        first = np.append(True, starts[1:] >= np.maximum.accumulate(ends)[:-1])
-        rows, starts, ends = rows[first], starts[first], ends[first]
-        at = np.maximum(np.searchsorted(starts, times_ns, "right") - 1, 0)
-        inside = (starts[at] <= times_ns) & (times_ns < ends[at])
-        return np.where(inside, self._sequence[annotations.shape[rows[at]]], NONE)
-
-    @cached_property
-    def _ranges(self) -> RowsByNumber:
-        """The ranges with sequence numbers by thread. Finds `_sequence`, the number of each shape, and
-        `_forward`, for each number the stack of the first call in its last range.
-        """
-        of, texts = values_by_names(self._run, "annotation", _SEQUENCE.search)
-        self._sequence = np.array([NONE if one is None else int(one[1]) for one in texts], np.int64)[of]
-        annotations, stack = self._run.layer("annotation"), self._calls.stack
-        rows = np.flatnonzero((self._sequence[annotations.shape] != NONE) & (annotations.kind != INSTANT))
-        ranges = RowsByNumber(self._threads[annotations.shape[rows]], rows)
-        if stack is None:
-            return ranges
-        stacked = np.flatnonzero(stack != NONE)
-        calls_of = RowsByNumber(self._threads[self._calls.shape[stacked]], stacked)
-        for thread, own in ranges:
-            calls = calls_of.of(thread)
-            starts = np.append(self._calls.start_ns[calls], np.iinfo(np.int64).max)
-            at = np.searchsorted(starts[:-1], annotations.start_ns[own])
-            inside = starts[at] < annotations.end_ns[own]
-            numbers = self._sequence[annotations.shape[own[inside]]].tolist()
-            pid, _ = self._run.shapes.ids_of(int(self._first[thread]))
-            for number, called in zip(numbers, stack[calls[at[inside]]].tolist(), strict=True):
-                self._forward[pid or 0, number] = called
-        return ranges
+    of, (thread, _) = autograd(run), run.shapes.threads
+    threads = thread[run.layer("userspace").shape[calls]]
+    known = {number: AUTOGRAD if of.is_thread(number) else NO_STACK for number in np.unique(threads).tolist()}
+    found = np.array([known[number] for number in threads.tolist()], np.int64)
+    forward = of.forward_of(calls)
+    linked = np.flatnonzero(forward != NONE)
+    stacks = of.stacks(forward[linked])
+    linked, stacks = linked[stacks != NONE], stacks[stacks != NONE]
+    found[linked] = stacks + BACKWARD
+    return found
 
 
 FRAMES = ("own", "innermost", "all")
@@ -189,6 +133,6 @@ class Lines:
         elif self._frames == "innermost":
             frames = frames[:1]
         lines = dict.fromkeys(str(self._stacks.frames[at]) for at in frames)
-        shown = [f"{line}, backward" if is_backward else line for line in lines] or [_NO_LINE]
+        shown = [line + BACKWARD_SUFFIX if is_backward else line for line in lines] or [_NO_LINE]
         self._known[stack] = shown
         return shown

@@ -6,9 +6,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from tracepipe.analyses.autograd import autograd
+from tracepipe.analyses.cuda_calls import rows_named
 from tracepipe.analyses.gpu_work import LaunchCalls
-from tracepipe.event.columns import NONE, Int64s
+from tracepipe.analyses.nesting import open_at
+from tracepipe.analyses.steps import is_step
+from tracepipe.event.columns import NONE, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
 from tracepipe.store.schema import INSTANT, IS_TIMED, NO_BEGIN
 
@@ -16,16 +21,26 @@ from tracepipe.store.schema import INSTANT, IS_TIMED, NO_BEGIN
 _MORE: Final = ", (seq|op_id|sizes|input_op_ids) ?= ?.*"
 # Of the ranges of a process, those that begin while this many are open have no work here.
 _OPEN_RANGES_MAX: Final = 64
+_RULE: Final = (
+    "A range includes what was launched in the ranges inside it, and a range of a process what any of its "
+    "threads launched."
+)
+_RULE_OF_AUTOGRAD: Final = (
+    " What a thread of autograd launched counts for the ranges of the thread that ran the forward operators, "
+    "which have the same sequence numbers."
+)
+_RULE_OF_STEPS: Final = " A step includes all that its process launched during it."
 Row = tuple[Any, ...]
 """Name, number of ranges, the sum of their lengths that are known, or None; number of launches inside them,
 the time from the first work to the last, the busy part of it, and the idle part in percent; None for these
 without a launch."""
 
 
-def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[Row], int]:
+def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[Row], int, str]:
     """The ranges of threads and processes by name, those with the most busy time first: the first `top`, or
-    all for 0, and how many there are. With `own`, only those without a domain.
+    all for 0, how many there are, and the rules that were used. With `own`, only those without a domain.
     """
+    work, rules = _work_in_ranges(run)
     rows = run.store.rows(
         f"""with ranges as (
             select x.id, regexp_replace(n.text, '{_MORE}', '', 'g') as name,
@@ -45,40 +60,53 @@ def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[R
         from ranges left join spent on range = id group by name
         order by coalesce(worked_ns, 0) desc, total_ns desc nulls last, name
         {f"limit {top}" if top > 0 else ""}""",
-        work=_work_in_ranges(run),
+        work=work,
     )
-    return [row[:-1] for row in rows], rows[0][-1] if rows else 0
+    return [row[:-1] for row in rows], rows[0][-1] if rows else 0, rules
 
 
-def _work_in_ranges(run: Run) -> dict[str, Int64s]:
-    """A row for each range, the row of the annotations, and each kernel or copy that was launched in it."""
+def _work_in_ranges(run: Run) -> tuple[dict[str, Int64s], str]:
+    """A row for each range, the row of the annotations, and each kernel or copy that was launched in it. And
+    the rules that were used.
+    """
     ranges, domain, (of_shape, _) = run.layer("annotation"), run.shapes.column("domain"), run.shapes.threads
     calls = run.layer("userspace")
     launched = [
-        (calls.shape[call], calls.start_ns[call], work.start_ns[some], work.end_ns[some])
+        (call, calls.start_ns[call], work.start_ns[some], work.end_ns[some])
         for work, some, call in LaunchCalls(run).launched()
     ]
-    shape, called_ns, start_ns, end_ns = (np.concatenate(of) for of in zip(*launched, strict=True))
+    call, called_ns, start_ns, end_ns = (np.concatenate(of) for of in zip(*launched, strict=True))
     shapes, pids, numbers = ranges.shape, run.shapes.column("pid"), run.shapes.column("range")[ranges.shape]
     is_range = (ranges.kind != INSTANT) & (ranges.kind != NO_BEGIN)
+    threads, served = of_shape[calls.shape[call]], autograd(run).served_by(call)
+    steps = rows_named(run, "annotation", is_step)
+    steps = steps[is_range[steps] & (numbers[steps] == NONE)]
+    have_steps = distinct(of_shape[shapes[steps]])
     levels: list[tuple[Int64s, Int64s]] = [(shapes[:0].astype(np.int64),) * 2]
-    # A range of a thread has what this thread launched, that of a process what any thread of it did.
-    for owners, is_own in (
-        (of_shape, numbers == NONE),
-        (pids, (numbers != NONE) & (numbers < _OPEN_RANGES_MAX)),
-    ):
-        by_owner = RowsByNumber(owners[shape])
-        rows = np.flatnonzero(is_range & is_own)
+
+    def add(rows: Int64s, owners: Ints, launching: Ints, some: Int64s) -> None:
+        """Add launches to the ranges around them, of these rows, that have the same owner."""
+        of_owner = RowsByNumber(launching[some], some)
         group, first = number_rows(owners[shapes[rows]], domain[shapes[rows]], numbers[rows])
         for number, own in RowsByNumber(group, rows):
-            some = by_owner.of(int(owners[shapes[rows[first[number]]]]))
-            # The last range that began before the call, and those around it that had not ended.
-            at = np.searchsorted(ranges.start_ns[own], called_ns[some], "right") - 1
-            some, inside = some[at >= 0], own[at[at >= 0]]
-            while len(some):
-                is_open = ranges.end_ns[inside] > called_ns[some]
-                levels.append((inside[is_open], some[is_open]))
-                inside = ranges.parent[inside].astype(np.int64)
-                some, inside = some[inside != NONE], inside[inside != NONE]
+            inside = of_owner.of(int(owners[shapes[rows[first[number]]]]))
+            levels.extend((row, inside[at]) for at, row in open_at(ranges, own, called_ns[inside]))
+
+    every, rules = np.arange(len(call)), _RULE
+    of_threads = np.flatnonzero(is_range & (numbers == NONE))
+    add(of_threads, of_shape, threads, every)
+    if (served != NONE).any():
+        add(of_threads, of_shape, served, np.flatnonzero(served != NONE))
+        rules += _RULE_OF_AUTOGRAD
+    of_processes = np.flatnonzero(is_range & (numbers != NONE) & (numbers < _OPEN_RANGES_MAX))
+    add(of_processes, pids, pids[calls.shape[call]], every)
+    others = np.flatnonzero(~np.isin(threads, have_steps) & ~np.isin(served, have_steps))
+    before = len(levels)
+    for _, own in RowsByNumber(of_shape[shapes[steps]], steps):
+        stepping = Stretches(ranges.start_ns[own], ranges.end_ns[own])
+        is_inside = stepping.covered_ns(called_ns[others], called_ns[others] + 1) > 0
+        add(own, pids, pids[calls.shape[call]], others[is_inside])
+    if any(len(rows) for rows, _ in levels[before:]):
+        rules += _RULE_OF_STEPS
     inside, some = (np.concatenate(of) for of in zip(*levels, strict=True))
-    return {"range": inside, "start_ns": start_ns[some], "end_ns": end_ns[some]}
+    return {"range": inside, "start_ns": start_ns[some], "end_ns": end_ns[some]}, rules

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints
 from tracepipe.libraries import np
+from tracepipe.store.run import Layer
 
 # The most callers that are followed one by one: most calls have few.
 _CLIMBED_MAX = 32
@@ -51,3 +54,17 @@ def first_flagged(parents: Int32s, flagged: Bools) -> Bools:
     first = flagged.copy()
     first[rows[nearest_of_some(parents, flagged, above) != NONE]] = False
     return first
+
+
+def open_at(layer: Layer, rows: Int64s, times_ns: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+    """Yield indices of some times, and a row that is open then: the innermost of each time, then those around
+    it. `rows` are those of one thread, sorted by start. Shapes `(n,)`.
+    """
+    at = np.searchsorted(layer.start_ns[rows], times_ns, "right") - 1
+    some = np.flatnonzero(at >= 0)
+    inside = rows[at[some]]
+    while len(some):
+        is_open = layer.end_ns[inside] > times_ns[some]
+        yield some[is_open], inside[is_open]
+        inside = layer.parent[inside].astype(np.int64)
+        some, inside = some[inside != NONE], inside[inside != NONE]

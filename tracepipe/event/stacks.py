@@ -30,7 +30,7 @@ _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
 # its sources, and what torch.compile generates.
 _LIBRARY: Final = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>|/torchinductor_"
-    r"|(?:^|/)torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|jit/)"
+    r"|(?:^|/)torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|overrides\.py|jit/)"
 )
 
 

@@ -13,8 +13,7 @@ from tracepipe.store.run import Run
 _NOTE = (
     "Wall: the length of the ranges. On GPU: from the start of the first kernel or copy "
     "that was launched in a range to the end of the last. Busy: the part of that time during which any of "
-    "these ran, on any stream; idle: the rest. A range includes what was launched in the ranges inside it, "
-    "and a range of a process what any of its threads launched."
+    "these ran, on any stream; idle: the rest. "
 )
 
 
@@ -28,7 +27,7 @@ class Options:
 def run(run: Run, options: Options) -> Result:
     """The ranges by name, with the GPU's time for each name."""
     result = Result("ANNOTATIONS ON THE GPU")
-    shown, count = ranges_by_gpu_time(run, options.top)
+    shown, count, rules = ranges_by_gpu_time(run, options.top)
     columns = (
         Column("name", "range"),
         Column("count", "count", "count"),
@@ -39,7 +38,7 @@ def run(run: Run, options: Options) -> Result:
         Column("idle_percent", "idle", "percent"),
     )
     table = Table(
-        "ranges", "Ranges by the GPU's time", columns, shown, _NOTE, empty="No ranges were recorded."
+        "ranges", "Ranges by the GPU's time", columns, shown, _NOTE + rules, empty="No ranges were recorded."
     )
     result.parts.append(table)
     result.notes += not_listed(count - len(shown), "name|names")

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_by_effect
-from tracepipe.analyses.gpu_by_line import FRAMES, Lines, called_by, work_by_stack
+from tracepipe.analyses.gpu_by_line import BACKWARD_SUFFIX, FRAMES, Lines, called_by, work_by_stack
 from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.options import Option
@@ -106,6 +106,11 @@ def _times(work: dict[str, _Work], shown: list[str], total_ns: int) -> Table:
         Column("copied_bytes", "copied", "bytes"),
     )
     note = "On GPU: the sum of the lengths of kernels and copies, also where they ran at the same time."
+    if any(line.endswith(BACKWARD_SUFFIX) for line in shown):
+        note += (
+            " Backward: autograd launched it, for the gradient of an operator that the line called (the one "
+            "with the same sequence number)."
+        )
     empty = "No work on a GPU was recorded."
     return Table("lines", "Lines by the GPU's time", columns, rows, note, empty=empty)
 

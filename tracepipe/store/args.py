@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TypeVar
@@ -122,6 +125,20 @@ class ArgsTable:
         found = self.values(numbers, lambda args: integer(value_of(args)))
         known = np.fromiter((value is not None for value in found), np.bool_, len(found))
         return np.fromiter((value or 0 for value in found), np.int64, len(found)), known
+
+    def whole_numbers(self, key: str) -> Int64s:
+        """For all arguments, the value of one that is an integer from 0, else NONE. Shape `(count,)`. The
+        texts are searched for it, which takes a tenth of the time of parsing them.
+        """
+        found = np.full(self.count, NONE, np.int64)
+        if not self.count:
+            return found
+        pattern = re.compile(rb"%s\s*:\s*(\d{1,18})\s*[,}]" % re.escape(orjson.dumps(key)))
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as texts:
+            pairs = ((one.start(), int(one[1])) for one in pattern.finditer(texts))
+            at, values = np.fromiter(chain.from_iterable(pairs), np.int64).reshape(-1, 2).T
+        found[np.searchsorted(self._ends, at, "right")] = values
+        return found
 
     def size_bytes(self, args: Int32s, end_args: Int32s) -> tuple[Int64s, Bools]:
         """The sizes among the arguments of begins, else of ends, and flags for known ones."""

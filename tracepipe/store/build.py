@@ -408,7 +408,7 @@ class _Building:
         self._writer.sum_up()
 
     def _add_python_stacks(self, shapes: Any) -> None:
-        """Give calls the stacks of the Python functions around them, where no other stacks were recorded."""
+        """Give calls and ranges the stacks of the Python functions around them, where there are no others."""
         stacks, layer = self._opened.recording.tables.stacks, ~self._shapes.text(LAYER)
         own = np.flatnonzero((shapes["layer"] == layer) & np.isin(shapes["phase"], _SLICES))
         if len(stacks) or not len(own):
@@ -422,12 +422,17 @@ class _Building:
         slices = PythonSlices(
             start_ns, end_ns, np.where(is_there, at, NONE), thread[shape], shapes["name_text"][shape]
         )
-        calls = np.flatnonzero(self._of_frame == FRAMES.index("userspace"))
-        of_calls = self._writer.of_shapes("userspace", calls, ("id", "start_ns", "shape"))
-        around = slices.around(thread[of_calls["shape"]], of_calls["start_ns"])
-        stack = slices.stacks(around, lambda name: self._shapes.texts[name].decode(errors="replace"), stacks)
-        self._writer.give_stacks("userspace", of_calls["id"], stack)
-        self._has["userspace"] = list({*self._has.get("userspace", []), "stack"})
+
+        def name(number: int) -> str:
+            return self._shapes.texts[number].decode(errors="replace")
+
+        for table in ("userspace", "annotation"):
+            of_table = np.flatnonzero(self._of_frame == FRAMES.index(table))
+            rows = self._writer.of_shapes(table, of_table, ("id", "start_ns", "shape"))
+            around = slices.around(thread[rows["shape"]], rows["start_ns"])
+            stack = slices.stacks(around, name, stacks)
+            self._writer.give_stacks(table, rows["id"], stack)
+            self._has[table] = list({*self._has.get(table, []), "stack"})
 
     def _impossible(self) -> list[str]:
         """A note about work that lasts longer than it can, if there is any. The work of all streams nests in
