@@ -465,11 +465,16 @@ def values(trace: TraceMade) -> list[tuple[int, str, Any]]:
 
 def test_counters_have_their_units_and_multipliers() -> None:
     trace = made()
+    trace.track(12, "others")
     trace.counter(2, "power", 1, unit_name="W")
     trace.counter(3, "bytes", unit=pb.CounterDescriptor.UNIT_SIZE_BYTES, unit_multiplier=1024)
+    trace.counter(4, "bytes", 12, unit_name="MB")  # another unit for this name
     trace.event(1, COUNTER, track_uuid=2, double_counter_value=1.5)
     trace.event(2, COUNTER, track_uuid=3, counter_value=-2)
-    assert values(trace) == [(1, "worker 7 power (W)", 1.5), (2, "bytes (bytes)", -2048)]
+    trace.event(3, COUNTER, track_uuid=4, counter_value=7)
+    assert values(trace) == [(1, "worker 7 power", 1.5), (2, "bytes", -2048), (3, "bytes (MB)", 7)]
+    header, _, _ = read(trace.bytes)
+    assert header.counters == [{"name": "worker 7 power", "unit": "W"}, {"name": "bytes", "unit": "bytes"}]
 
 
 def test_values_that_are_differences_are_added_up_until_the_state_is_cleared() -> None:

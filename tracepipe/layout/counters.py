@@ -79,7 +79,7 @@ class Counters:
                     continue
                 of_layer = shape.name == shape.layer
                 name = series if of_layer else shape.name if series == "value" else f"{shape.name} {series}"
-                unit = rows.unit_of_series(shape.gpu, series) if of_layer else ""
+                unit = rows.unit_of_series(shape.gpu, name)
                 if shape.gpu is None:
                     owner, kind = rows.tree.process(shape.pid), OF_PROCESS_EVENTS
                 else:

@@ -148,6 +148,7 @@ _PID, _TID, _THREAD_NAME = 1 << 3, 2 << 3, 5 << 3 | BYTES
 _CMDLINE, _PROCESS_NAME = 2 << 3 | BYTES, 6 << 3 | BYTES
 _KIND, _UNIT, _MULTIPLIER, _IS_INCREMENTAL, _UNIT_NAME = 1 << 3, 3 << 3, 4 << 3, 5 << 3, 6 << 3 | BYTES
 _UNITS: Final = {1: "ns", 2: "", 3: "bytes"}
+_UNITS_MAX: Final = 1 << 10
 _THREAD_COUNTERS: Final = (1, 2)
 _EXPLICIT: Final = 3
 _TRACKS_MAX: Final = 1 << 17
@@ -268,6 +269,8 @@ class Tracks:
     _names: dict[tuple[int, int | None], Record] = field(default_factory=dict)
     _taken: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _places: dict[int, Place] = field(default_factory=dict)
+    _units: dict[str, str] = field(default_factory=dict)
+    """The units of counters by their names."""
     _of_gpus: dict[int, tuple[int, str]] = field(default_factory=dict)
     """By the number of a group: its GPU, and its name."""
     _globals: dict[int, int] = field(default_factory=dict)
@@ -776,9 +779,17 @@ class Tracks:
             root = self._of(chain[-1])
             id = root.tid - root.machine * IDS_PER_HOST if type(root.tid) is int else root.tid
             name = f"{root.name} {id} {name}".lstrip()
-        if counter.unit:
+        own = self._own((pid, "counter", name), name)
+        if counter.unit and not self._state_unit(own, counter.unit):
             name = f"{name} ({counter.unit})"
-        return Place(pid, None, EVENTS, self._own((pid, "counter", name), name))
+            own = self._own((pid, "counter", name), name)
+        return Place(pid, None, EVENTS, own)
+
+    def _state_unit(self, name: str, unit: str) -> bool:
+        """State the unit of counters of this name. Return whether they have no other one."""
+        if name not in self._units and len(self._units) >= _UNITS_MAX:
+            return False
+        return self._units.setdefault(name, unit) == unit
 
     def _own(self, key: tuple[Any, ...], name: str) -> str:
         """A name that no other track of the same thread has."""
@@ -804,13 +815,14 @@ class Tracks:
         return self._hosts[machine] if machine < len(self._hosts) else ""
 
     def state(self, header: Header) -> None:
-        """Add what is known of the machines to a header."""
+        """Add what is known of the machines, and the units of counters, to a header."""
         header.host, header.kernel, header.machine = self._systems.get(self.host_place, ("", "", ""))
         header.gpus = [
             {"index": number, "name": f"(GPU {own % GPUS_MAX}{host})"}
             for own, number in sorted(self._gpus.items())
             if (host := self.host(own // GPUS_MAX))
         ]
+        header.counters = [{"name": name, "unit": unit} for name, unit in self._units.items()]
 
     def describe_task(self, data: bytes) -> None:
         """Note the name of a thread whose process is not known: {1 tid  2 name}. Raises WireError."""

@@ -225,7 +225,8 @@ class _Several:
         header = sources[0].header
         if any(source.header != header for source in sources):
             layers = dict.fromkeys(layer for source in sources for layer in source.header.layers.got)
-            header = Header(layers=Layers(got=list(layers)))
+            counters = [one for source in sources for one in source.header.counters if "gpu" not in one]
+            header = Header(layers=Layers(got=list(layers)), counters=counters)
         begins = [
             (begin_ns, anchor)
             for source, anchor in zip(sources, self.placed, strict=True)
