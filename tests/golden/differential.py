@@ -21,7 +21,7 @@ DELIBERATE: Final = {
     "state slices when they end, so that their order in the file means nothing",
     "a slice without a length in one of the same time": "next to it, as a slice does not include its end",
     "values of a begin and its end that are an array and an object": "that of the end",
-    "begins and whole slices (X) of LegacyEvent in one another": "on overlap tracks, as ends are not known",
+    "begins in whole slices (X) of LegacyEvent": "on overlap tracks, as ends are not known",
     "instants of a process or of all (`s`)": "on the thread that wrote them, with `s`",
     "events with ids (b, n, e)": "in the process that wrote them; `scope` distinguishes ids",
     "counters with an `id` that is a number": "one for each id",
@@ -35,7 +35,6 @@ DELIBERATE: Final = {
     "processes and threads without events": "not drawn",
     "escapes in names of JSON": "decoded",
     "slices without a name": "`no name`",
-    "the unit of a counter": "part of its name",
     "the idle task, and runs without an end": "not drawn",
     "a thread's time and instructions": "counted, not drawn",
 }

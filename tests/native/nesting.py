@@ -130,6 +130,7 @@ def _nested(
         buffers.array([1] * len(places)),
     )
     warps = buffers.view(Starts, *starts)
+    core.tp_nest_horizon(nest, inputs.moment(rng))
     done: int = core.tp_nest_events(nest, *given, warps, len(places), *part, view, made)
     assert not (starts[-1] % 2).any()
     return done

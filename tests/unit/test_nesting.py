@@ -215,6 +215,35 @@ def test_a_part_of_the_events_may_be_nested() -> None:
     assert [(op[2], op[4]) for op in bench.taken()] == [(3, 3), (4, 4), (5, 5), (77, -5), (8, 8)]
 
 
+def test_a_whole_slice_nests_in_an_open_one_that_surely_ends_later() -> None:
+    bench = Bench()
+    row, overlap = bench.row(), 1
+    bench.nesting.set_horizon(60)
+    bench.add(row, ("B", 1), ("X", 10, {"dur": 5}), ("X", 11, {"dur": 2}), ("E", 15), ("X", 15, {"dur": 1}))
+    assert short(bench.taken())[::2] == [
+        (BEGIN, row, 1, NO_MARK, 0, NONE),
+        (END, row, 15, NO_MARK, 1, NONE),
+        (END, row, 13, NO_MARK, 2, NONE),
+        (BEGIN, row, 15, NO_MARK, 3, NONE),
+    ]
+    # Two cross the end of the slice around them, one begins there, and one ends too late to know.
+    bench.add(row, ("B", 20), ("B", 21, {"name": G}), ("X", 30, {"dur": 25}), ("X", 31, {"dur": 20}))
+    bench.add(row, ("X", 32, {"dur": 3}), ("X", 35, {"dur": 30}), ("X", 40, {"dur": 2}))
+    bench.add(row, ("E", 40, {"name": G}), ("X", 41, {"dur": 1}), ("E", 42))
+    begun = [one for one in short(bench.taken()) if one[0] == BEGIN]
+    assert [one[1:3] + one[4:] for one in begun] == [
+        (row, 20, 4, NONE),
+        (row, 21, 5, 4),
+        (overlap + 1, 30, 6, NONE),
+        (overlap + 1, 31, 7, 6),
+        (row, 32, 8, 7),
+        (overlap, 35, 9, NONE),
+        (overlap, 40, 10, 9),
+        (row, 41, 11, 4),
+    ]
+    assert bench.nesting.outcomes == Outcomes(overlaps=4)
+
+
 def test_an_end_finds_its_begin_on_an_overlap_row() -> None:
     bench = Bench()
     row = bench.row()

@@ -1,9 +1,12 @@
 """Matches begins with ends. Nothing else does, neither for the timeline nor for the reports.
 
 Events in the order of time go in, operations on rows come out. A row is a layer of a thread, or a stream of a
-GPU. At any time it has open slices (B, whose end is not known yet) or unfinished ones (X, whose end is
-known), never both. A slice that overlaps those of its row without nesting goes to an overlap row, which
-becomes an overlap track. `nest.c` of the native core does the same.
+GPU. It has open slices (B, whose end is not known yet), and inside the innermost of them, unfinished ones (X,
+whose end is known). No B nests in an X, as it may end later. A slice that overlaps those of its row without
+nesting goes to an overlap row, which becomes an overlap track. `nest.c` of the native core does the same.
+
+An X nests in an open B if it ends before a horizon. All events up to that are given before operations are
+taken: if that B ends earlier, the operations of X are still there, and get an overlap row.
 """
 
 from __future__ import annotations
@@ -215,7 +218,8 @@ _Open = tuple[int, int, int, int]
 @dataclass(slots=True, eq=False)
 class Row:
     """The state of one row. `last_ns` is when its last slice began or ended. `ends` are the ends of the X
-    slices that enclose that begin, outermost first, with their ids. `above` are the rows of calls that may
+    slices that enclose that begin, outermost first, with their ids and the places of their begins among the
+    operations. `above` are the rows of calls that may
     have caused what begins here, the nearer first. `starts_flows` is where a flow may start: at all open
     slices, those of ioctl, or none (0). `begun` is the place of the last begin among the operations not yet
     taken, if it is there, and `met` that of the last instant.
@@ -227,7 +231,7 @@ class Row:
     open: list[_Open] = field(default_factory=list)
     names: dict[int, int] = field(default_factory=dict)
     """How many open slices have each name, here and on its overlap rows, which share this."""
-    ends: list[tuple[int, int]] = field(default_factory=list)
+    ends: list[tuple[int, int, int]] = field(default_factory=list)
     overlap_rows: list[int] = field(default_factory=list)
     above: tuple[int, int] = (NO_ROW, NO_ROW)
     starts_flows: int = 0
@@ -263,10 +267,9 @@ class Row:
 
     def around(self, ts_ns: int) -> int:
         """The innermost slice at that time, NONE if there is none."""
-        if self.open:
-            return self.open[-1][1]
-        depth = self.unfinished(ts_ns)
-        return self.ends[depth - 1][1] if depth else NONE
+        if depth := self.unfinished(ts_ns):
+            return self.ends[depth - 1][1]
+        return self.open[-1][1] if self.open else NONE
 
 
 class Nesting:
@@ -279,6 +282,7 @@ class Nesting:
         self._flow, self._slices, self._all_overlap_rows = 1, 0, 0
         self._launches = Launches()
         self._ops: list[Op] = []
+        self._horizon_ns = -(1 << 63)
         self._more: list[tuple[int, int]] = []
         self.more_flows: Int64s = np.empty((0, 2), np.int64)
         """The pairs of further flows of the operations that were taken, of the shape `(pairs, 2)`."""
@@ -306,6 +310,10 @@ class Nesting:
     def set_above(self, row: int, near: int, far: int, starts_flows: int) -> None:
         """Set which rows may have caused what begins on a row, and whether it may be a cause itself."""
         self._rows[row].above, self._rows[row].starts_flows = (near, far), starts_flows
+
+    def set_horizon(self, ts_ns: int) -> None:
+        """Set the time up to which all events are given before operations are taken."""
+        self._horizon_ns = ts_ns
 
     def take_ops(self) -> OpColumns:
         """The operations since the last call, in the order in which they were made."""
@@ -387,7 +395,8 @@ class Nesting:
             row = rows[on]
             if phase == "E":
                 opened = row.open
-                if opened and opened[-1][0] == name and ts_ns >= row.last_ns and len(opened) < DEPTH_MAX:
+                is_next = opened and opened[-1][0] == name and ts_ns >= row.last_ns
+                if is_next and len(opened) < DEPTH_MAX and not row.unfinished(ts_ns):
                     row.last_ns = ts_ns
                     ops.append((END, on, ts_ns, name, event, NO_MARK, 0, 0, row.pop()[1], NONE))
                 else:
@@ -438,13 +447,11 @@ class Nesting:
         """The first of `first` and `row`'s overlap rows that takes a B or an X; else a new overlap row."""
         for at in (*first, *self._rows[row].overlap_rows):
             one = self._rows[at]
-            if ts_ns < one.last_ns or (end_ns is not None and one.open):
+            if ts_ns < one.last_ns or (end_ns is not None and one.open and end_ns > self._horizon_ns):
                 continue
             depth = one.unfinished(ts_ns)
-            if end_ns is None:
-                takes = not depth and len(one.open) < DEPTH_MAX
-            else:
-                takes = depth < DEPTH_MAX and (not depth or end_ns <= one.ends[depth - 1][0])
+            takes = len(one.open) + depth < DEPTH_MAX
+            takes &= not depth or (end_ns is not None and end_ns <= one.ends[depth - 1][0])
             if takes:
                 self.outcomes.overlaps += at != row
                 return at
@@ -488,7 +495,7 @@ class Nesting:
         if at != NO_ROW:
             row = self._rows[at]
             parent = row.take(ts_ns)
-            row.ends.append((end_ns, slice_id))
+            row.ends.append((end_ns, slice_id, len(self._ops)))
             row.begun = len(self._ops)
         # Both are added now: a stable sort by time puts them right among the slices that nest here later.
         self._ops.append((BEGIN, at, ts_ns, name, event, mark, *flows, slice_id, parent))
@@ -499,7 +506,7 @@ class Nesting:
         at = self._place(row, (), ts_ns, end_ns)
         if at != NO_ROW:
             self._rows[at].take(ts_ns)
-            self._rows[at].ends.append((end_ns, NONE))
+            self._rows[at].ends.append((end_ns, NONE, NONE))
         return at
 
     def _flow_end(self, on: int, ts_ns: int, name: int, event: int, number: int, *, has_args: bool) -> None:
@@ -532,12 +539,33 @@ class Nesting:
             self._ops.append((INSTANT, on, ts_ns, name, event, NO_BEGIN, 0, 0, NONE, NONE))
             return
         row = self._rows[at]
-        row.last_ns = ts_ns
+        self._set_aside(row, on, ts_ns)
         while (ended := row.pop())[0] != name:
             # longjmp, an exception or a lost record: the caller has returned, so this call has too.
             self._ops.append((END, at, ts_ns, ended[0], NONE, UNCLOSED, 0, 0, ended[1], NONE))
             self.outcomes.unclosed += 1
         self._ops.append((END, at, ts_ns, name, event, NO_MARK, 0, 0, ended[1], NONE))
+
+    def _set_aside(self, row: Row, on: int, ts_ns: int) -> None:
+        """Put the X slices that end after that time, when an open slice around them ends, on overlap rows of
+        `on`.
+        """
+        moved = row.ends[: row.unfinished(ts_ns)]
+        row.ends.clear()
+        row.last_ns = _LAST_NS  # so that it takes none of them
+        for end_ns, slice_id, place in moved:
+            if not 0 <= place < len(self._ops) - 1 or self._ops[place][8] != slice_id:
+                continue
+            start_ns = self._ops[place][2]
+            at, parent = self._place(on, (), start_ns, end_ns), NONE
+            if at != NO_ROW:
+                parent = self._rows[at].take(start_ns)
+                self._rows[at].ends.append((end_ns, slice_id, place))
+                self._rows[at].begun = place
+            for one, above in ((place, parent), (place + 1, NONE)):
+                kind, _, at_ns, name, event, mark, flow, flow2, value, _ = self._ops[one]
+                self._ops[one] = kind, at, at_ns, name, event, mark, flow, flow2, value, above
+        row.last_ns = ts_ns
 
     def _row_of_end(self, on: int, ts_ns: int, name: int) -> int:
         """The row of an E: a row or overlap row where a B of that name is open, preferably innermost."""
@@ -643,6 +671,9 @@ class NativeNesting:
 
     def set_above(self, row: int, near: int, far: int, starts_flows: int) -> None:
         self._core.tp_nest_above(self._nest, row, near, far, starts_flows)
+
+    def set_horizon(self, ts_ns: int) -> None:
+        self._core.tp_nest_horizon(self._nest, ts_ns)
 
     def take_ops(self) -> OpColumns:
         ops, self._ops = self._ops, OpColumns()

@@ -195,6 +195,7 @@ class Layout:
         switches: TraceColumns | None = None
         if len(events):
             self._dealt_ns = int(events.ts_ns[-1])
+            self._rows.nesting.set_horizon(self._dealt_ns)
             self.end_ns = max(self.end_ns, self._dealt_ns)
             if len(self._tables.shapes):
                 self._add_shapes(events.shape)

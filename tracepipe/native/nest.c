@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Matches begins with ends: events in the order of time go in, operations on rows come out.
  *
- * A row is a layer of a thread, or a stream of a GPU. At any time it has open slices (B, whose end is not
- * known yet) or unfinished ones (X, whose end is known), never both. A slice that overlaps those of its row
- * without nesting goes to an overlap row. event/nesting.py has the same rules in Python.
+ * A row is a layer of a thread, or a stream of a GPU. It has open slices (B, whose end is not known yet), and
+ * inside the innermost of them, unfinished ones (X, whose end is known). A slice that overlaps those of its
+ * row without nesting goes to an overlap row. event/nesting.py has the same rules in Python, and says when an
+ * X nests in a B.
  */
 #include "ops.h"
 #include "tables.h"
@@ -21,7 +22,7 @@ typedef struct {
 } tp_open;
 
 typedef struct {
-    int64_t end, slice_id;
+    int64_t end, slice_id, op;
 } tp_around;
 
 typedef struct {
@@ -39,6 +40,7 @@ typedef struct {
 typedef struct {
     tp_row *rows;
     int64_t count, room, overlaps, undrawn, all_overlap_rows;
+    int64_t horizon; /* the time up to which all events are given before operations are taken */
 } tp_rows;
 
 static void tp_rows_free(tp_rows *r)
@@ -81,21 +83,21 @@ static int takes_begin(const tp_row *row, int64_t ts)
     return ts >= row->last && !unfinished(row, ts) && row->open_count < DEPTH_MAX;
 }
 
-static int takes_slice(const tp_row *row, int64_t ts, int64_t end)
+static int takes_slice(const tp_row *row, int64_t ts, int64_t end, int64_t horizon)
 {
-    if (ts < row->last || row->open_count)
+    if (ts < row->last || (row->open_count && end > horizon))
         return 0;
     int64_t depth = unfinished(row, ts);
-    return depth < DEPTH_MAX && (!depth || end <= row->ends[depth - 1].end);
+    return row->open_count + depth < DEPTH_MAX && (!depth || end <= row->ends[depth - 1].end);
 }
 
 /* The innermost slice of a row at that time, -1 without one. */
 static int64_t tp_row_around(const tp_row *row, int64_t ts)
 {
-    if (row->open_count)
-        return row->open[row->open_count - 1].slice_id;
     int64_t depth = unfinished(row, ts);
-    return depth ? row->ends[depth - 1].slice_id : -1;
+    if (depth)
+        return row->ends[depth - 1].slice_id;
+    return row->open_count ? row->open[row->open_count - 1].slice_id : -1;
 }
 
 /* Begins a slice that nests on a row at that time. Returns the slice around it, -1 without one. */
@@ -114,7 +116,7 @@ static int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, 
 {
     int32_t at = from, last = row;
     for (; at != NO_ROW; last = at, at = r->rows[at].next)
-        if (is_begin ? takes_begin(&r->rows[at], ts) : takes_slice(&r->rows[at], ts, end))
+        if (is_begin ? takes_begin(&r->rows[at], ts) : takes_slice(&r->rows[at], ts, end, r->horizon))
             break;
     if (at != row)
         r->overlaps++;
@@ -328,6 +330,7 @@ TP_EXPORT tp_nest *tp_nest_new(int32_t ioctl)
     if (n) {
         n->ioctl = ioctl;
         n->flow = 1;
+        n->rows.horizon = INT64_MIN;
     }
     return n;
 }
@@ -435,7 +438,7 @@ static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t
     if (TP_GROW(r->ends, r->ends_room, r->ends_count))
         return TP_NO_MEMORY;
     r->begun = at;
-    r->ends[r->ends_count++] = (tp_around){end, slice_id};
+    r->ends[r->ends_count++] = (tp_around){end, slice_id, at};
     return at;
 }
 
@@ -471,6 +474,36 @@ static int32_t row_of_end(const tp_nest *n, int32_t row, int64_t ts, int32_t nam
     return top != NO_ROW ? top : any;
 }
 
+/* Puts the X slices of a row that end after that time, when an open slice around them ends, on overlap rows
+ * of `on`. Rows may move. */
+static int set_aside(tp_nest *n, int32_t row, int32_t on, int64_t ts)
+{
+    int64_t count = unfinished(&n->rows.rows[row], ts);
+    n->rows.rows[row].ends_count = 0;
+    n->rows.rows[row].last = INT64_MAX; /* so that it takes none of them */
+    for (int64_t i = 0; i < count; i++) {
+        tp_around moved = n->rows.rows[row].ends[i];
+        if (moved.op < 0 || moved.op >= n->op_count - 1 || n->ops.slice_id[moved.op] != moved.slice_id)
+            continue;
+        int64_t start = n->ops.ts[moved.op];
+        int32_t at = tp_rows_place(&n->rows, on, n->rows.rows[on].next, start, moved.end, 0);
+        if (at < NO_ROW)
+            return -1;
+        n->ops.row[moved.op] = n->ops.row[moved.op + 1] = at;
+        n->ops.parent[moved.op] = -1;
+        if (at == NO_ROW)
+            continue;
+        tp_row *r = &n->rows.rows[at];
+        n->ops.parent[moved.op] = tp_row_take(r, start);
+        if (TP_GROW(r->ends, r->ends_room, r->ends_count))
+            return -1;
+        r->ends[r->ends_count++] = moved;
+        r->begun = moved.op;
+    }
+    n->rows.rows[row].last = ts;
+    return 0;
+}
+
 static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name, int32_t event)
 {
     int32_t row = on, any = 0;
@@ -486,8 +519,9 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
         n->no_begin++;
         return put(n, OP_INSTANT, on, ts, name, event, MARK_NO_BEGIN, -1);
     }
+    if (set_aside(n, row, on, ts))
+        return TP_NO_MEMORY;
     tp_row *r = &n->rows.rows[row];
-    r->last = ts;
     for (;;) {
         tp_open *ended = &r->open[--r->open_count];
         n->open_count--;
@@ -581,7 +615,7 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
     tp_row *row = &n->rows.rows[on];
     if (phase == 'E') {
         if (row->open_count && row->open_count < DEPTH_MAX && ts >= row->last &&
-            row->open[row->open_count - 1].name == name) {
+            row->open[row->open_count - 1].name == name && !unfinished(row, ts)) {
             row->last = ts;
             n->open_count--;
             put(n, OP_END, on, ts, name, event, MARK_NONE, row->open[--row->open_count].slice_id);
@@ -615,6 +649,12 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
     n->ops.flow[at] = flow ? flow : launched;
     n->ops.flow2[at] = flow ? launched : 0;
     return 0;
+}
+
+/* Sets the time up to which all events are given before operations are taken. */
+TP_EXPORT void tp_nest_horizon(tp_nest *n, int64_t ts)
+{
+    n->rows.horizon = ts;
 }
 
 /* Nests events in the order of time into `ops`, which have room for `tp_nest_most` operations. Returns how
@@ -663,7 +703,7 @@ TP_EXPORT int64_t tp_nest_overlap_row(tp_nest *n, int32_t row, int64_t ts, int64
     tp_row_take(r, ts);
     if (TP_GROW(r->ends, r->ends_room, r->ends_count))
         return NO_ROW - 1;
-    r->ends[r->ends_count++] = (tp_around){end, -1};
+    r->ends[r->ends_count++] = (tp_around){end, -1, -1};
     return on;
 }
 

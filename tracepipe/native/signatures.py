@@ -84,6 +84,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_names": (None, [ptr, ptr]),
     "tp_nest_rename": (None, [ptr, ptr]),
     "tp_nest_most": (i64, [ptr, i64]),
+    "tp_nest_horizon": (None, [ptr, i64]),
     "tp_nest_events": (i64, [ptr, at(Events), at(Shapes), at(Starts), i64, i64, i64, at(Ops), i64]),
     "tp_nest_one": (i64, [ptr, i32, i32, i64, i64, i32, i32, at(Ops), i64]),
     "tp_nest_overlap_row": (i64, [ptr, i32, i64, i64]),
