@@ -11,7 +11,7 @@ from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.layout.tree import UNNAMED_PROCESS
 
 # Ids of Chrome "processes" that are groups of ours are beyond any process id of Linux.
-_PIDS, _GROUPS = 1 << 22, 1 << 30
+_PIDS, _GROUPS = 1 << 22, (1 << 23) + (1 << 18)
 _U64 = (1 << 64) - 1
 
 _TRACKS = """

@@ -163,10 +163,9 @@ def _numbered(number: int | None, name: str | None) -> tuple[int | None, str | N
     name = (name or "").partition(" on machine ")[0]
     if number is None or number <= _MADE_UP:
         return number, name or None
-    if number < MADE_UP:  # of a further machine
-        return number % IDS_PER_HOST, name or None
-    found = _NUMBERED.fullmatch(name)
-    return (int(found[2]), found[1] or None) if found else (number, name or None)
+    if found := _NUMBERED.fullmatch(name):
+        return int(found[2]), found[1] or None
+    return (number % IDS_PER_HOST if number < MADE_UP else number), name or None  # of a further machine
 
 
 def _args(tp: RealTraceProcessor) -> dict[int, dict[str, Any]]:

@@ -123,7 +123,7 @@ def test_marks_and_wakings_are_of_the_process_that_had_the_pid_then() -> None:
             ftrace.event.add(timestamp=ts_ns + more, pid=9).print.buf = mark
         woken = ftrace.event.add(timestamp=ts_ns, pid=9).sched_waking
         woken.pid, woken.target_cpu = 7, 1
-    again, first = 2147483647, 9
+    again, first = 1069999999, 9
     records = [one for one in good(trace) if one["type"] == "hook"]
     assert [one["pid"] for one in records] == [first] * 3 + [again] * 3
     found = [one["args"]["by_tid"] for one in good(trace) if one["name"] == "wakeup"]

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import Any, Final, TypeGuard
 
 from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, RANGE_LIMIT, Problem
+from tracepipe.event.origins import IDS_PER_HOST, MADE_UP
 
 LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch|^urEnqueue(?!EventsWait)|AppendMemory")
 """Calls that put work on a stream, or on a queue of Intel's runtimes."""
@@ -28,7 +29,7 @@ class Ids:
         self._used: dict[tuple[int, int | None], None] = {}
         self.process_of: dict[int, int] = {}
         """The process of a thread whose ids are numbers, as far as they are kept."""
-        self._next = ID_LIMIT
+        self._next, self._next_real = ID_LIMIT, _REAL_LIMIT
         self._text_length = 0
         self._is_full = False
 
@@ -41,7 +42,7 @@ class Ids:
         if type(id) is str and id.isascii() and id.isdigit() and len(id) < 11 and int(id) <= ID_LIMIT:
             return int(id)
         key = id if type(id) is int or type(id) is str else json.dumps(id, default=str)
-        return self.number_for(key)
+        return self.number_for(key, is_real=isinstance(id, tuple))
 
     def thread(self, event: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
         """Add the numbers of an event's process and thread to `fields`."""
@@ -74,8 +75,10 @@ class Ids:
         for process, thread in self._used:
             yield (process, thread), self._names[process if thread is None else thread]
 
-    def number_for(self, key: int | str) -> int:
-        """The number for a process or thread whose id is not one of the system."""
+    def number_for(self, key: int | str, *, is_real: bool = False) -> int:
+        """The number for a process or thread whose id is not one of the system, or is that of another one
+        (`is_real`).
+        """
         number = self._numbers.get(key)
         if number is None:
             name = str(key)
@@ -83,9 +86,10 @@ class Ids:
                 self._is_full = True
                 return self._next
             self._text_length += len(name)
-            number = self._numbers[key] = self._next
+            number = self._next_real if is_real else self._next
+            self._numbers[key] = number
             self._names[number] = name
-            self._next -= 1
+            self._next, self._next_real = self._next - (not is_real), self._next_real - is_real
         return number
 
     def problems(self) -> Iterator[Problem]:
@@ -97,6 +101,8 @@ class Ids:
             yield Problem(0, "", words, skipped=False)
 
 
+# Ids that are no pids of any host, and are shown as such: a viewer has no process without one.
+_REAL_LIMIT: Final = MADE_UP // IDS_PER_HOST * IDS_PER_HOST - 1
 _IDS_MAX: Final = 1 << 16
 _TEXT_MAX: Final = 1 << 22
 _ENCODER: Final = json.JSONEncoder(default=str)

@@ -582,7 +582,9 @@ class Tracks:
         self._ids.stay_below(
             min((id for id in ids if type(id) is int and id > MADE_UP), default=ID_LIMIT + 1)
         )
-        self.is_own = any(self._names_of(self._chain(uuid)) == OWN for uuid in self.used)
+        # In one that was converted again, the track of the group's events is below.
+        forms = OWN, (*OWN, EVENTS)
+        self.is_own = any(self._names_of(self._chain(uuid)) in forms for uuid in self.used)
         known = self._all.keys() | self._globals.keys() | {GLOBAL}
         self.unknown = sum(uuid not in known for uuid in self.used)
         # A number that is given later is lower, and comes before the others.
