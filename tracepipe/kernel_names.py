@@ -40,6 +40,66 @@ def kernel_title(name: str) -> str:
     return without_namespaces(short_kernel_name(name))
 
 
+# Kernels that apply a function to tensors: PyTorch's, whose function is a template argument.
+_APPLIES: Final = re.compile(r"(\w*elementwise_kernel\w*|reduce_kernel|multi_tensor_apply_kernel)<")
+# Template arguments that say nothing of it, and those around its name, with the place of the name.
+_NO_FUNCTION: Final = re.compile(r"\d|true$|false$|-|\w*TensorListMetadata")
+_AROUND: Final = {
+    **dict.fromkeys(("gpu_kernel_impl", "gpu_kernel_impl_nocast"), 0),
+    **dict.fromkeys(("ReduceOp", "func_wrapper_t"), 1),
+    **dict.fromkeys(("BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor"), 3),
+}
+_LAMBDA: Final = re.compile(r"\{lambda\(([^(),]+)[^{}]*\)#\d+\}$")
+
+
+@remembered
+def applied_function(title: str) -> str:
+    """The title of a kernel that applies a function to tensors, with the function first:
+    `elementwise_kernel<128, 4, gpu_kernel_impl<CUDAFunctor_add<float>>(…)::{lambda(int)#1}>` is
+    `CUDAFunctor_add<float> (elementwise)`. Other titles stay as they are, and so does one of an unknown form.
+    """
+    if (found := _APPLIES.match(title)) is None:
+        return title
+    own = found[1].replace("_kernel", "")
+    functions = (one for one in template_arguments(title) if not _NO_FUNCTION.match(one))
+    function, of = next(functions, ""), ""
+    while (around := function.partition("<")[0]) in _AROUND:
+        inner = template_arguments(function)
+        if len(inner) <= _AROUND[around]:
+            return title
+        if _AROUND[around] == 3:  # of an operator with two operands, one of which may be a constant
+            of = inner[0] if around == "BinaryFunctor" else f"{inner[0]}, scalar"
+        function = inner[_AROUND[around]]
+    typed = _LAMBDA.search(function)
+    plain = _OPERATOR.sub(lambda one: "_" * len(one[0]), function)
+    name = function[:at] if (at := _closed_until(plain, "(")) else function
+    if of or (typed and "<" not in name):
+        name = f"{name.partition('<')[0]}<{of or (typed[1] if typed else '')}>"
+    return f"{name} ({own})" if name and "lambda" not in name else title
+
+
+def template_arguments(title: str) -> list[str]:
+    """The template arguments of the first name in a title that has any."""
+    text = title.partition("<")[2]
+    plain, found = _OPERATOR.sub(lambda one: "_" * len(one[0]), text), list[str]()
+    while at := _closed_until(plain, ",>"):
+        found.append(text[:at].strip())
+        if plain[at] == ">":
+            return found
+        text, plain = text[at + 1 :], plain[at + 1 :]
+    return []
+
+
+def _closed_until(text: str, letters: str) -> int:
+    """The first place of one of some letters that is in no bracket; 0 without one."""
+    depth = 0
+    for at, letter in enumerate(text):
+        if depth == 0 and letter in letters:
+            return at
+        depth += (letter in "<([{") - (letter in ">)]}")
+    return 0
+
+
 def without_namespaces(name: str) -> str:
     """A short name as people read it."""
     return _QUALIFIER.sub("", name).replace("> >", ">>")

@@ -255,6 +255,14 @@ class _Mangled:
             while not self.has("E"):
                 pack += self.value()
             return pack
+        if self.has("Tn"):  # the type that the template declares for the argument
+            self.type()
+        if self.has("XadL_Z"):
+            arguments = self.arguments
+            function = self.encoding()
+            self.arguments = arguments
+            self.need("EE")
+            return [f"&{function}"]
         return [self.literal() if self.peek() == "L" else _text(self.type())]
 
     def literal(self) -> str:

@@ -1,4 +1,4 @@
-"""Durations, sizes and counts as people write and read them."""
+"""Durations, sizes, counts and ids as people write and read them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ _SIZES_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _FORMS = re.compile(r"(\w+)\|(\w+)")
 # More digits than any time or size has, and fewer than a float can take.
 _NUMBER = r"(\d{1,30}(?:\.\d{1,30})?)\s*"
+
+MADE_UP = (1 << 30) - 1
+"""Ids of processes and threads that a reader made up, for what has none, are above this."""
+
+
+def known_id(id: int | None) -> int | None:
+    """An id of a process or a thread; None for one that a reader made up, which no person should see."""
+    return None if id is None or id > MADE_UP else id
 
 
 def duration_ns(text: str) -> int:

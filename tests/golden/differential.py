@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.event.counters import COUNTERS, SUMMARY
-from tracepipe.event.origins import IDS_PER_HOST, MADE_UP
+from tracepipe.event.origins import IDS_PER_HOST
 from tracepipe.layout.tree import UNNAMED_PROCESS
+from tracepipe.units import MADE_UP
 
 DELIBERATE: Final = {
     "slices of a thread that cross": "all are kept, on overlap tracks",

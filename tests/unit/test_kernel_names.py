@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import loader, span, write
-from tracepipe.kernel_names import kernel_title, short_kernel_name
+from tracepipe.kernel_names import applied_function, kernel_title, short_kernel_name
 from tracepipe.reports.diff import Options, run
 from tracepipe.store.run import load_run
 
@@ -93,3 +93,38 @@ def test_frames_have_the_short_name(tmp_path: Path) -> None:
     loaded = loader(tmp_path)(span(2_000, 2_100, "void n::f<int>(int*)", "gpu_kernel", gpu=0), warps)
     assert loaded.kernels.select("name").fetchall() == [("n::f<int>",)]
     assert loaded.warps.select("name").fetchall() == [("n::g<int>",)]
+
+
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [
+        (
+            "vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>, array<char*, 3ul>>",
+            "CUDAFunctor_add<BFloat16> (vectorized_elementwise)",
+        ),
+        (
+            "elementwise_kernel<128, 4, gpu_kernel_impl_nocast<BinaryFunctor<Half, Half, Half, M<float>>>"
+            "(TensorIteratorBase&, X const&)::{lambda(int)#1}>",
+            "M<Half> (elementwise)",
+        ),
+        (
+            "vectorized_elementwise_kernel<4, AUnaryFunctor<float, float, bool, Compare<float>>, A<2>>",
+            "Compare<float, scalar> (vectorized_elementwise)",
+        ),
+        (
+            "unrolled_elementwise_kernel<copy(I&)::{lambda()#3}::operator()() const::{lambda(float)#1}, A>",
+            "copy<float> (unrolled_elementwise)",
+        ),
+        (
+            "reduce_kernel<512, 1, ReduceOp<X, func_wrapper_t<bool, all(I&)::{lambda(bool, bool)#1}>>>",
+            "all<bool> (reduce)",
+        ),
+        ("elementwise_kernel<1, 2>", "elementwise_kernel<1, 2>"),
+        ("elementwise_kernel<gpu_kernel_impl<>(I&)>", "elementwise_kernel<gpu_kernel_impl<>(I&)>"),
+        ("elementwise_kernel<{lambda(int)#1}, A>", "elementwise_kernel<{lambda(int)#1}, A>"),
+        ("elementwise_kernel<((((", "elementwise_kernel<(((("),
+        ("gemm<float>", "gemm<float>"),
+    ],
+)
+def test_kernels_that_apply_a_function_are_called_by_it(title: str, shown: str) -> None:
+    assert applied_function(title) == shown

@@ -52,6 +52,14 @@ def test_names_are_those_that_others_show(name: str) -> None:
         assert short_kernel_name(asked.stdout.strip()) == NAMES[name]
 
 
+def test_a_function_is_a_template_argument() -> None:
+    """By hipcc. Older programs that demangle names do not know this form."""
+    silu = "TnPFT_RKS3_EXadL_Z4siluIS2_ES3_S5_EE"
+    name = f"_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16{silu}EEvPS3_PS4_i"
+    function = "silu<__hip_bfloat16>(__hip_bfloat16 const&)"
+    assert demangled(name) == f"sgl_hip::activation::act_and_mul_kernel<__hip_bfloat16, &{function}>"
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -402,7 +402,7 @@ def test_names_of_two_kinds_are_shown_apart_too(before: str) -> None:
 
 
 def test_of_names_that_are_alike_the_place_is_shown_where_they_differ() -> None:
-    start, end = "vectorized_elementwise_kernel<4, ", "Functor<float>, Array<char*, 2ul>>"
+    start, end = "vectorized_kernel_of_a_library<4, ", "Functor<float>, Array<char*, 2ul>>"
     shown = names_shown([f"{start}{what}{end}" for what in ("add", "tanh")], 32)
     assert [one.split("…")[1][:5] for one in shown] == ["addFu", "tanhF"]
 

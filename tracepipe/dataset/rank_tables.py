@@ -26,7 +26,7 @@ from tracepipe.dataset.identity import identity_of
 from tracepipe.dataset.places import RANKS, Rank, Source
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, Ints
-from tracepipe.event.origins import IDS_PER_HOST, MADE_UP, PIDS_MAX
+from tracepipe.event.origins import IDS_PER_HOST, PIDS_MAX
 from tracepipe.present.writing.table_formats import write_question
 from tracepipe.printable import is_unicode
 from tracepipe.recording.files import unpacked
@@ -34,6 +34,7 @@ from tracepipe.recording.outputs import writing
 from tracepipe.store import views
 from tracepipe.store.run import Run, load_run
 from tracepipe.store.tables import object_column
+from tracepipe.units import MADE_UP
 
 STEPS: Final = {
     "step": "bigint", "name": "string", "start_ns": "bigint", "end_ns": "bigint", "gpu": "bigint",

@@ -13,6 +13,7 @@ from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, HOST_LAYERS, ID_LIMIT
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Others, PlacedWarps, WarpGroup
+from tracepipe.units import MADE_UP
 
 FILE: Final = "file"
 """The argument of a loss, a window or a problem that names its recording."""
@@ -20,8 +21,6 @@ IDS_PER_HOST: Final = 10_000_000
 """This is added to the ids of processes and threads for each further host. Ids of Linux are below
 4,194,304."""
 HOSTS_MAX: Final = 100
-MADE_UP: Final = ID_LIMIT // 2
-"""Ids that a reader made up, for what has none, are above this."""
 PIDS_MAX: Final = 1 << 22
 """Linux gives no process a higher pid."""
 
@@ -31,11 +30,6 @@ def is_process(pid: int | Ints) -> Bools:
     tools' groups of tracks are higher.
     """
     return np.less(pid, MADE_UP) & np.less_equal(np.mod(pid, IDS_PER_HOST), PIDS_MAX)
-
-
-def known_id(id: int | None) -> int | None:
-    """An id of a process or a thread; None for one that a reader made up, which no person should see."""
-    return None if id is None or id > MADE_UP else id
 
 
 def id_on(host: int, id: int, made_up_below: int = 0) -> int:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from tracepipe.event.counters import CounterTrack
 from tracepipe.event.model import Header, Record
-from tracepipe.event.origins import Origins, known_id
+from tracepipe.event.origins import Origins
 from tracepipe.layout.timeline import Track, TrackKind
+from tracepipe.units import known_id
 
 LAYER_TITLES = {
     "annotation": "annotations",

@@ -55,11 +55,12 @@ from tracepipe.event.model import (
     Record,
     cut_text,
 )
-from tracepipe.event.origins import IDS_PER_HOST, MADE_UP, id_on
+from tracepipe.event.origins import IDS_PER_HOST, id_on
 from tracepipe.event.tables import LongNames
 from tracepipe.readers.ids import Ids, flow_number
 from tracepipe.readers.perfetto_lives import TRACK, TREE_PROCESS, TREE_THREAD, Lives, Noted, Process, Thread
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
+from tracepipe.units import MADE_UP
 
 OWN: Final = ("tracepipe", "capture")
 """The names of the group, and of its track."""

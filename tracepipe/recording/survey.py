@@ -18,12 +18,13 @@ from tracepipe.clocks.anchors import REALTIME, Source, is_one_host, reference
 from tracepipe.clocks.common_events import CELL_BITS, CommonEvents
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, Ints, TraceBatch
-from tracepipe.event.origins import HOSTS_MAX, IDS_PER_HOST, MADE_UP, Numbers, Origins, id_on
+from tracepipe.event.origins import HOSTS_MAX, IDS_PER_HOST, Numbers, Origins, id_on
 from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.reading import OpenRecording, Reading
+from tracepipe.units import MADE_UP
 
 # The most processes of a recording that are noted. A machine has some thousand.
 _PROCESSES_MAX: Final = 1 << 16

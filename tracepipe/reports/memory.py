@@ -28,13 +28,12 @@ from tracepipe.analyses.allocations import (
 from tracepipe.analyses.cuda_calls import calls_named
 from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.event.columns import NONE, Ints
-from tracepipe.event.origins import known_id
 from tracepipe.libraries import np
 from tracepipe.options import Option
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
-from tracepipe.units import agree, counted, duration_text, size_text
+from tracepipe.units import agree, counted, duration_text, known_id, size_text
 
 _CHART_ROWS = 4
 _LABEL_COLUMNS = 10

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
 
-from tracepipe.event.origins import known_id
 from tracepipe.options import TIME, Option
-from tracepipe.units import counted
+from tracepipe.units import counted, known_id
 
 Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "pid", "percent", "number", "p"]
 

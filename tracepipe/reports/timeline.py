@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE, Int32s, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows
-from tracepipe.event.origins import known_id
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.libraries import np
 from tracepipe.options import Option
@@ -17,7 +16,7 @@ from tracepipe.present.writing.drawing import ASCII, LABEL_COLUMNS, UNICODE, Gro
 from tracepipe.reports.report import FROM, UNTIL, Drawing, Report, Result
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.schema import INSTANT, NO_BEGIN
-from tracepipe.units import agree, counted, duration_ns, duration_text
+from tracepipe.units import agree, counted, duration_ns, duration_text, known_id
 
 _CELLS_MIN = 20
 _COLUMNS_MAX = 10_000

@@ -11,13 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from tracepipe.event.model import LAYERS
-from tracepipe.event.origins import known_id
-from tracepipe.kernel_names import kernel_title
+from tracepipe.kernel_names import applied_function, kernel_title
 from tracepipe.printable import printable
 from tracepipe.recording.account import fit_text
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.store.store import Facts
-from tracepipe.units import counted, duration_text, size_text, three_digits
+from tracepipe.units import counted, duration_text, known_id, size_text, three_digits
 
 _OUTCOMES = {
     "unclosed": "call|calls had no end: it|they is|are counted, but its|their length is not known",
@@ -258,10 +257,16 @@ def _texts(values: list[object], column: Column, ascii_only: bool, full_names: b
 
 
 def titles_of(texts: Iterable[str]) -> dict[str, str]:
-    """Texts of a column as they are shown. Those that would have one title are shown as they are."""
-    titles = {text: titled(text) for text in dict.fromkeys(texts)}
-    many = Counter(titles.values())
-    return {text: title if many[title] == 1 else text for text, title in titles.items()}
+    """Texts of a column as they are shown. Those that would have one title have a longer one, or are shown as
+    they are.
+    """
+    longer = {text: titled(text) for text in dict.fromkeys(texts)}
+    for shorter in (applied_function, str):
+        titles = {text: shorter(title) for text, title in longer.items()}
+        many = Counter(titles.values())
+        longer |= {text: title for text, title in titles.items() if many[title] == 1}
+    many = Counter(longer.values())
+    return {text: title if many[title] == 1 else text for text, title in longer.items()}
 
 
 def titled(text: str) -> str:
@@ -329,7 +334,8 @@ def _elided(text: str, size: int) -> str:
     """A text that fits `size` cells; a longer one loses its middle."""
     if _cells(text) <= size:
         return text
-    tail_size = (size - 1) // 3
+    # The end of a C++ name says less than its beginning.
+    tail_size = 1 if text.endswith((">", ")")) else (size - 1) // 3
     head, tail = text[: size - 1 - tail_size], text[len(text) - tail_size :]
     while _cells(head) + _cells(tail) > size - 1 and (head or tail):
         head, tail = (head[:-1], tail) if _cells(head) > _cells(tail) else (head, tail[1:])
