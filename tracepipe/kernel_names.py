@@ -8,7 +8,9 @@ from functools import lru_cache, wraps
 from typing import Final, TypeVar
 
 # Brackets in an operator's own name open and close nothing.
-_OPERATOR: Final = re.compile(r"\boperator ?(\(\)|\[\]|->\*?|<=>|<<=?|>>=?|<=?|>=?)")
+_OPERATOR: Final = re.compile(r"\boperator ?(\(\)|\[\]|->\*?|<=>|<<=?|>>=?|<=?|>=?)( (?=<))?")
+# The name of such an operator, as of a conversion, has blanks up to its parameters.
+_NAMED_OPERATOR: Final = re.compile(r'\boperator(?:"")? ')
 _PARTNERS: Final = {">": "<", ")": "(", "]": "[", "}": "{"}
 # Namespaces and classes before a name.
 _QUALIFIER: Final = re.compile(r"(?<![\w)}>:])(?:(?:\w+|\(anonymous namespace\)|<unnamed>)::)+(?=[\w~])")
@@ -120,6 +122,8 @@ def short_kernel_name(name: str) -> str:
         return name
     # Only templates have their return type in the name; it ends at the last blank outside of brackets,
     # unless that is in "f() const::{lambda()#1}".
+    ends = {found.end() - 1 for found in _NAMED_OPERATOR.finditer(plain)}
+    blanks = blanks[: next((at for at, blank in enumerate(blanks) if blank in ends), None)]
     begins = [at + 1 for at in blanks if at < opened and not plain.startswith("const::", at + 1)]
     return text[begins[-1] if begins else 0 : opened] or name
 

@@ -337,6 +337,7 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
     ("argv", "what", "hint"),
     [
         (["convert", "missing"], "missing: cannot be read: No such file or directory", "Check the path."),
+        (["convert", "no/run.jsonl"], "no/run.jsonl: cannot be read: No such file", "Check the path."),
         (["convert", "folder"], "folder: cannot be read: Is a directory", "Check the path."),
         (["convert", "empty"], "empty: is empty", "Record something first"),
         (["convert", "a.nsys-rep"], "a.nsys-rep: is a report of Nsight Systems", "nsys export --type sqlite"),

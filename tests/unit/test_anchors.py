@@ -140,6 +140,9 @@ def test_pairs_of_a_gpus_clock_place_a_file_of_that_clock() -> None:
     base = Source("ours", OURS.header, "monotonic", 0, clocks)
     found = anchors([base, Source("bpftime", Header(), "globaltimer:0", 600)], {})[1]
     assert (found.offset_ns, found.bound_ns) == (500, 12)
+    # The GPU goes with what launched its work.
+    moved = anchors([base, Source("bpftime", Header(), "globaltimer:0", 600)], {0: 25})
+    assert [one.offset_ns for one in moved] == [25, 525]
     other = Source("another GPU's", Header(), "globaltimer:1", 600, clocks)
     with pytest.raises(ClockError):
         anchors([base, other], {})

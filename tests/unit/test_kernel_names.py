@@ -26,6 +26,11 @@ from tracepipe.store.run import load_run
         ),
         ("void f<&A::operator< >(int)", "f<&A::operator< >"),
         ("run(int)::{lambda(int)#1}::operator()(int) const", "run(int)::{lambda(int)#1}::operator()"),
+        ("bool a::operator< <int>(a::A<int> const&, int)", "a::operator< <int>"),
+        ("O& operator<< <char>(O&, char)", "operator<< <char>"),
+        ("a::A::operator unsigned long() const", "a::A::operator unsigned long"),
+        ("decltype(auto) A::operator B<int, 3>*<1>()", "A::operator B<int, 3>*<1>"),
+        ('operator"" _ns(char)', 'operator"" _ns'),
         ("f(int) [clone .kd]", "f"),
         (
             "std::enable_if<(((8)>(0)))&&a::b<c::D>::exists, void>::type a::k<c::D, 8>(c::D*, long)",

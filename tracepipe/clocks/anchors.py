@@ -175,6 +175,10 @@ def anchors(sources: Sequence[Source], by_hand: Mapping[int, int]) -> list[Ancho
         for at, source in enumerate(sources)
         if at != first
     }
+    for at, anchor in found.items():
+        if anchor is not None and sources[at].clock not in (*HOST_CLOCKS, base.clock):
+            # The work of a GPU goes with what launched it.
+            found[at] = replace(anchor, offset_ns=anchor.offset_ns + by_hand.get(first, 0))
     for at, by_ns in by_hand.items():
         alone = placed[first] if at == first else Anchor(0, None, "nothing relates its clock")
         placed[at] = (found.pop(at, None) or alone).shifted(by_ns)

@@ -12,7 +12,8 @@ from heapq import heappop, heappush
 from typing import Any, Final, TypeGuard
 
 from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, RANGE_LIMIT, Problem
-from tracepipe.event.origins import IDS_PER_HOST, MADE_UP
+from tracepipe.event.origins import IDS_PER_HOST
+from tracepipe.units import MADE_UP
 
 LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch|^urEnqueue(?!EventsWait)|AppendMemory")
 """Calls that put work on a stream, or on a queue of Intel's runtimes."""

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -207,6 +207,18 @@ def archive_of(path: str) -> str:
     """The archive in which the trace at a path is, or ""."""
     file, name = _in_archive(path)
     return file if name else ""
+
+
+def refuse_missing(given: Iterable[str]) -> None:
+    """Raise an InputError if no file is at one of these paths."""
+    for path in given:
+        if path != STANDARD and not remote.is_url(path):
+            try:
+                Path(archive_of(path) or path).stat()
+            except OSError as e:
+                raise _unreadable(e, path) from e
+            except ValueError:
+                pass  # a path that no file can have, which the reading says
 
 
 def unpacked(path: str) -> str:

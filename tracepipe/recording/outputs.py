@@ -32,7 +32,7 @@ from tracepipe.errors import OutputError
 from tracepipe.options import STANDARD
 from tracepipe.recording import remote
 from tracepipe.recording.compression import compressing
-from tracepipe.recording.files import archive_of
+from tracepipe.recording.files import archive_of, refuse_missing
 from tracepipe.sudo import sudo_ids
 
 _AT_FDCWD = -100
@@ -292,6 +292,7 @@ def replacing(
         with writing(path), target.open("wb") as out:
             yield out
         return
+    refuse_missing(sources)
     fd, name = _made_beside(target, tempfile.mkstemp)
     made = Path(name)
     try:
