@@ -287,10 +287,10 @@ def test_threads_of_a_layered_file_are_placed_by_its_launches(
     path = lines(tmp_path / "run.jsonl", [*HOST[:2], *exits, *HOST[2:]])
     text, said = shown([path])
     assert "clock globaltimer:0: placed by its 1 launch, within 149553 ns" in said
-    assert f"{149_550:16}             thread exit source_ns=1000000000000000000 thread=[0,0,0]" in text
-    assert f"{150_450:16}             thread exit source_ns=1000000000000000900 thread=[31,0,0]" in text
+    assert f"{149_550:16}             thread exit thread=[0,0,0] source_ns=1000000000000000000" in text
+    assert f"{150_450:16}             thread exit thread=[31,0,0] source_ns=1000000000000000900" in text
     text, said = shown([path], assume_offset={GPU: -(10**18) + 1_150_000})
-    assert f"{150_000:16}             thread exit source_ns=1000000000000000000" in text
+    assert f"{150_000:16}             thread exit thread=[0,0,0] source_ns=1000000000000000000" in text
 
 
 def test_threads_of_a_layered_file_alone_keep_their_clock(tmp_path: Path) -> None:

@@ -262,10 +262,15 @@ class Layout:
             self._counters.count_values(ts_ns, shape, args)
         if shape.phase in NO_SLICES:
             return
-        if events.source_ns is not None and events.source_ns[at] != NONE:
+        if shape.phase == "X" and events.source_ns is not None and events.source_ns[at] != NONE:
             args["source_ns"] = int(events.source_ns[at])
+
+        def keep(args: Args) -> int:
+            events.args[at] = self._tables.args_number(args)
+            return at
+
         of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
-        end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch)
+        end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, keep)
         self.end_ns = max(self.end_ns, end_ns)
 
     def _loss(self, ts_ns: int, record: Record) -> None:

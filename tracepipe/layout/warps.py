@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any, Final
@@ -681,8 +682,19 @@ class ThreadLayout:
         self.beyond = 0
         """Events that are not drawn, as there are too many tracks."""
 
-    def place(self, ts_ns: int, shape: Shape, of: Of, args: Args, dur_ns: int, launch: int | None) -> int:
-        """Draw one event `of` a block and a thread. Return its end, trace ns."""
+    def place(
+        self,
+        ts_ns: int,
+        shape: Shape,
+        of: Of,
+        args: Args,
+        dur_ns: int,
+        launch: int | None,
+        keep: Callable[[Args], int],
+    ) -> int:
+        """Draw one event `of` a block and a thread. Return its end, trace ns. `keep` gives the event other
+        arguments, and returns its number.
+        """
         where = _warp_of(*of, args)
         gpu = shape.gpu or 0
         key = (launch, shape.name, *where)
@@ -704,7 +716,7 @@ class ThreadLayout:
             return ts_ns + dur_ns
         if shape.phase == "I" or self._options.thread_exits:
             event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.pop("event", "event")
-            nesting.one(row, "I", ts_ns, None, name(f"thread {event}"), self._rows.keep_args(args))
+            nesting.one(row, "I", ts_ns, None, name(f"thread {event}"), keep(args))
         if shape.phase == "I":
             return ts_ns
         begins, inside = shape.phase == "B", self._inside.get((gpu, *key), 0)
