@@ -95,14 +95,18 @@ def write_threads(path: Path, lines: int) -> None:
 
 
 def write_kineto(path: Path, times: int) -> None:
-    """A trace of PyTorch's profiler: the real one of the fixtures, of 540 events, one after the other."""
+    """A trace of PyTorch's profiler: the real one of the fixtures, of 540 events, one after the other. The
+    names of processes and threads come once, as in a real one.
+    """
     with zstandard.open(_KINETO, "rb") as file:
         text = file.read()
     start, end = text.index(b"[", text.index(b'"traceEvents"')) + 1, text.rindex(b"]")
+    once = text[start:end]
+    again = re.sub(rb'\{\s*"name": "\w+", "ph": "M",.*?\}\s*\},?', b"", once, flags=re.S)
     with path.open("wb") as out:
         out.write(text[:start])
         for at in range(times):
-            out.write(b"," * (at > 0) + _shifted(text[start:end], at))
+            out.write(b"," + _shifted(again.rstrip().removesuffix(b","), at) if at else once)
         out.write(text[end:])
 
 
