@@ -12,6 +12,7 @@ import numpy as np
 from tracepipe.analyses.autograd import autograd
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
+from tracepipe.analyses.parts import Part
 from tracepipe.event.columns import NONE, Int64s, Ints
 from tracepipe.event.groups import sums_by
 from tracepipe.store.run import Layer, Run
@@ -47,8 +48,8 @@ class Work:
     stack: Int64s
 
 
-def work_by_stack(run: Run) -> Iterator[Work]:
-    """Yield the kernels on GPUs, then the copies."""
+def work_by_stack(run: Run, part: Part | None = None) -> Iterator[Work]:
+    """Yield the kernels on GPUs, then the copies, of a part of the recording."""
     layers = {name: layer for name in ("gpu_kernel", "transfer") if len(layer := run.layer(name))}
     if not layers:
         return
@@ -58,6 +59,7 @@ def work_by_stack(run: Run) -> Iterator[Work]:
         if name == "transfer":  # transfers without a GPU are the host's view of copies
             on_gpu = run.shapes.column("gpu") != NONE
         rows = np.flatnonzero(on_gpu[layer.shape] & layer.has_length)
+        rows = rows if part is None else rows[part.holds(name, rows)]
         launched = run.shapes.has_launch(layer.shape[rows])
         calls = np.full(len(rows), NONE, np.int64)
         calls[launched] = launches.find(layer, rows[launched])

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
 from tracepipe.analyses.autograd import autograd
 from tracepipe.analyses.cuda_calls import rows_named
-from tracepipe.analyses.gpu_work import LaunchCalls
+from tracepipe.analyses.gpu_work import WORK_LAYERS, LaunchCalls
 from tracepipe.analyses.nesting import open_at
 from tracepipe.analyses.steps import is_step
-from tracepipe.event.columns import NONE, Int64s, Ints, distinct
+from tracepipe.event.columns import NONE, Bools, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
 from tracepipe.store.schema import INSTANT, IS_TIMED, NO_BEGIN
 
 # The suffix that PyTorch's emit_nvtx adds to the name of an operator: `aten::linear, seq = 5, op_id = 12`.
-_MORE: Final = ", (seq|op_id|sizes|input_op_ids) ?= ?.*"
+MORE: Final = ", (seq|op_id|sizes|input_op_ids) ?= ?.*"
 # Of the ranges of a process, those that begin while this many are open have no work here.
 _OPEN_RANGES_MAX: Final = 64
 _RULE: Final = (
@@ -36,19 +37,31 @@ the time from the first work to the last, the busy part of it, and the idle part
 without a launch."""
 
 
-def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[Row], int, str]:
+def ranges_by_gpu_time(
+    run: Run, top: int, *, own: bool = False, holds: Callable[[str, Int64s], Bools] | None = None
+) -> tuple[list[Row], int, str]:
     """The ranges of threads and processes by name, those with the most busy time first: the first `top`, or
     all for 0, how many there are, and the rules that were used. With `own`, only those without a domain.
+    `holds` returns which rows of a layer belong to the part of the recording that is shown.
     """
-    work, rules = _work_in_ranges(run)
+    work, rules = work_in_ranges(run)
+    some = np.arange(len(run.layer("annotation")) if holds else 0)
+    if holds:
+        some = some[holds("annotation", some)]
+        kept = np.zeros(len(work["row"]), np.bool_)
+        for what, name in enumerate(WORK_LAYERS):
+            of = np.flatnonzero(work["what"] == what)
+            kept[of] = holds(name, work["row"][of])
+        work = {name: column[kept] for name, column in work.items()}
     rows = run.store.rows(
         f"""with ranges as (
-            select x.id, regexp_replace(n.text, '{_MORE}', '', 'g') as name,
+            select x.id, regexp_replace(n.text, '{MORE}', '', 'g') as name,
                 if({IS_TIMED}, x.end_ns - x.start_ns, null) as wall_ns
             from store.annotation x join store.shapes s using (shape)
             join store.texts n on s.name_text = n.number
             where x.kind not in ({INSTANT}, {NO_BEGIN})
-            {f"and s.domain_text = {NONE}" if own else ""}),
+            {f"and s.domain_text = {NONE}" if own else ""}
+            {"and x.id in (select id from of_part)" if holds else ""}),
         spent as (
             select range, count(*) as launches, max(end_ns) - min(start_ns) as span_ns,
                 sum(greatest(end_ns - greatest(start_ns, until_ns), 0)) as busy_ns
@@ -61,21 +74,22 @@ def ranges_by_gpu_time(run: Run, top: int, *, own: bool = False) -> tuple[list[R
         order by coalesce(worked_ns, 0) desc, total_ns desc nulls last, name
         {f"limit {top}" if top > 0 else ""}""",
         work=work,
+        of_part={"id": some},
     )
     return [row[:-1] for row in rows], rows[0][-1] if rows else 0, rules
 
 
-def _work_in_ranges(run: Run) -> tuple[dict[str, Int64s], str]:
-    """A row for each range, the row of the annotations, and each kernel or copy that was launched in it. And
-    the rules that were used.
+def work_in_ranges(run: Run) -> tuple[dict[str, Int64s], str]:
+    """A row for each range, the row of the annotations, and each kernel or copy that was launched in it, with
+    the index of its layer in WORK_LAYERS. And the rules that were used.
     """
     ranges, domain, (of_shape, _) = run.layer("annotation"), run.shapes.column("domain"), run.shapes.threads
     calls = run.layer("userspace")
     launched = [
-        (call, calls.start_ns[call], work.start_ns[some], work.end_ns[some])
-        for work, some, call in LaunchCalls(run).launched()
+        (call, calls.start_ns[call], work.start_ns[some], work.end_ns[some], some, np.full(len(some), what))
+        for what, (work, some, call) in enumerate(LaunchCalls(run).launched())
     ]
-    call, called_ns, start_ns, end_ns = (np.concatenate(of) for of in zip(*launched, strict=True))
+    call, called_ns, start_ns, end_ns, row, what = (np.concatenate(of) for of in zip(*launched, strict=True))
     shapes, pids, numbers = ranges.shape, run.shapes.column("pid"), run.shapes.column("range")[ranges.shape]
     is_range = (ranges.kind != INSTANT) & (ranges.kind != NO_BEGIN)
     threads, served = of_shape[calls.shape[call]], autograd(run).served_by(call)
@@ -109,4 +123,5 @@ def _work_in_ranges(run: Run) -> tuple[dict[str, Int64s], str]:
     if any(len(rows) for rows, _ in levels[before:]):
         rules += _RULE_OF_STEPS
     inside, some = (np.concatenate(of) for of in zip(*levels, strict=True))
-    return {"range": inside, "start_ns": start_ns[some], "end_ns": end_ns[some]}, rules
+    columns = {"start_ns": start_ns, "end_ns": end_ns, "row": row, "what": what}
+    return {"range": inside} | {name: column[some] for name, column in columns.items()}, rules

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -181,6 +181,12 @@ class Idle:
         """The sum of the gaps."""
         return int((self.gaps.end_ns - self.gaps.start_ns).sum())
 
+    def within(self, spans: Stretches) -> Idle:
+        """The gaps' parts that are inside some stretches; the first and the last work stay."""
+        rows, start_ns, end_ns = spans.pieces(self.gaps.start_ns, self.gaps.end_ns)
+        gaps = Gaps(start_ns, end_ns, self.gaps.previous[rows], self.gaps.following[rows])
+        return replace(self, gaps=gaps)
+
 
 def idle_of(work: Work, gpu: int, rows: slice) -> Idle:
     """The idle time of one GPU, whose work is at these rows."""
@@ -195,6 +201,10 @@ def outermost_rows(run: Run, rows: Ints) -> Int64s:
     found = rows.astype(np.int64)
     found[known] = run.layer("userspace").rows(found[known], "top").top
     return found
+
+
+WORK_LAYERS: Final = ("gpu_kernel", "transfer")
+"""The layers with the work that calls launch."""
 
 
 class LaunchCalls:
@@ -216,7 +226,7 @@ class LaunchCalls:
         their rows, and the rows of the calls. Shapes `(n,)`.
         """
         shapes = self._run.shapes
-        for name in ("gpu_kernel", "transfer"):
+        for name in WORK_LAYERS:
             work, flags = self._run.layer(name), shapes.column("has_launch")
             if name == "transfer":
                 flags = flags & (shapes.column("gpu") != NONE)

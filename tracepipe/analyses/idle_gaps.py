@@ -12,7 +12,6 @@ from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.analyses.gpu_work import Idle, Work, outermost_rows
 from tracepipe.analyses.host_states import STATES, USER, HostStates, Spent
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, Rows
-from tracepipe.event.groups import count_earlier
 from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
 
@@ -53,16 +52,8 @@ class IdleGaps:
 
     def within(self, spans: Stretches) -> IdleGaps:
         """The parts of the gaps that are inside some stretches."""
-        first = np.searchsorted(spans.end_ns, self.start_ns, "right")
-        parts = np.maximum(np.searchsorted(spans.start_ns, self.end_ns) - first, 0)
-        rows = np.repeat(np.arange(len(self)), parts)
-        span = first[rows] + count_earlier(rows)
-        found = self.select(rows)
-        return replace(
-            found,
-            start_ns=np.maximum(found.start_ns, spans.start_ns[span]),
-            end_ns=np.minimum(found.end_ns, spans.end_ns[span]),
-        )
+        rows, start_ns, end_ns = spans.pieces(self.start_ns, self.end_ns)
+        return replace(self.select(rows), start_ns=start_ns, end_ns=end_ns)
 
     def queued_ns(self, run: Run, rows: Ints) -> tuple[Int64s, Bools]:
         """How much of each of some gaps is after the return of the call for the following work, and whether

@@ -19,6 +19,7 @@ from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, Kernel
 from tracepipe.analyses.findings.kernels import kernels_of
 from tracepipe.analyses.findings.statistics import between
 from tracepipe.analyses.findings.stride import without_order
+from tracepipe.analyses.parts import Part
 from tracepipe.event.columns import NONE, Floats, Int64s, Ints
 from tracepipe.event.groups import number_rows
 from tracepipe.event.vocabulary import RUNNING
@@ -107,8 +108,10 @@ def is_recorded(facts: Facts, layer: str) -> bool:
     return any(facts.counts[name] or name in got for name in names)
 
 
-def measures(run: Run) -> dict[Kind, Measured]:
-    """Return the figures of all names of a run, without exits. A call inside another counts in both."""
+def measures(run: Run, part: Part | None = None) -> dict[Kind, Measured]:
+    """Return the figures of all names of a part of a run, without exits. A call inside another counts in
+    both.
+    """
     found: dict[Kind, Measured] = {}
     for what, suffix in KINDS:
         if what in EXITS:
@@ -120,6 +123,7 @@ def measures(run: Run) -> dict[Kind, Measured]:
             is_wanted = (run.shapes.column("gpu") != NONE) == bool(suffix)
         layer = run.layer(LAYER_OF[what])
         rows = np.flatnonzero(layer.is_call & is_wanted[layer.shape])
+        rows = rows if part is None else rows[part.holds(LAYER_OF[what], rows)]
         if not len(rows):
             continue
         numbers = run.shapes.column("name", layer.shape[rows])

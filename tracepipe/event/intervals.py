@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import Int64s, Ints
+from tracepipe.event.groups import count_earlier
 
 
 class Gaps(NamedTuple):
@@ -85,6 +86,16 @@ class Stretches:
     def uncovered_ns(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of each span [start, end) is outside the union. Shapes `(n,)`."""
         return end_ns - start_ns - self.covered_ns(start_ns, end_ns)
+
+    def pieces(self, start_ns: Int64s, end_ns: Int64s) -> tuple[Ints, Int64s, Int64s]:
+        """The parts of spans [start, end), which are sorted, that are inside the union: the index of the span
+        of each, and its start and end. Shapes `(parts,)`.
+        """
+        first = np.searchsorted(self.end_ns, start_ns, "right")
+        count = np.maximum(np.searchsorted(self.start_ns, end_ns) - first, 0)
+        rows = np.repeat(np.arange(len(start_ns)), count)
+        at = first[rows] + count_earlier(rows)
+        return rows, np.maximum(start_ns[rows], self.start_ns[at]), np.minimum(end_ns[rows], self.end_ns[at])
 
     def _until(self, ts_ns: Int64s) -> Int64s:
         """The length of the union before each time. Shapes `(n,)`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
+from tracepipe.analyses.parts import PartOptions, part_of, titled
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
@@ -18,7 +19,7 @@ _NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PartOptions):
     """Options of `tracepipe annotations`."""
 
     top: Annotated[int, Option("Show at most N names; 0: all.", "N")] = 20
@@ -26,8 +27,9 @@ class Options:
 
 def run(run: Run, options: Options) -> Result:
     """The ranges by name, with the GPU's time for each name."""
-    result = Result("ANNOTATIONS ON THE GPU")
-    shown, count, rules = ranges_by_gpu_time(run, options.top)
+    part = part_of(run, options)
+    result = Result(titled("ANNOTATIONS ON THE GPU", part))
+    shown, count, rules = ranges_by_gpu_time(run, options.top, holds=part.holds if part else None)
     columns = (
         Column("name", "range"),
         Column("count", "count", "count"),

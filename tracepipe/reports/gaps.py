@@ -30,6 +30,7 @@ from tracepipe.analyses.idle_gaps import (
 )
 from tracepipe.analyses.idle_places import IdlePlaces, idle_places
 from tracepipe.analyses.launch_gaps import launch_tables
+from tracepipe.analyses.parts import Part, PartOptions, part_of, titled
 from tracepipe.event.columns import NONE, Ints
 from tracepipe.event.groups import run_starts
 from tracepipe.options import Option
@@ -51,7 +52,7 @@ _NEEDED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PartOptions):
     """Options of `tracepipe gaps`."""
 
     top: Annotated[int, Option("Show the N gaps and causes with the most time; 0: all.", "N")] = 10
@@ -67,7 +68,8 @@ class Options:
 def run(run: Run, options: Options) -> Result:
     """The idle times of each GPU of one recording."""
     least_ns = duration_ns(options.min)
-    result = Result("WHEN THE GPUS WERE IDLE")
+    part = part_of(run, options)
+    result = Result(titled("WHEN THE GPUS WERE IDLE", part))
     work = gpu_work(run)
     if not len(work):
         tables, notes = launch_tables(run, options.top, least_ns)
@@ -81,13 +83,17 @@ def run(run: Run, options: Options) -> Result:
         result.notes += _without_length(run)
         return result
     idle = [idle_of(work, gpu, rows) for gpu, rows in work.of_gpus()]
+    if part is not None:
+        idle = [one.within(part.spans) for one in idle]
     has_copies = bool((work.what == COPY).any())
     contexts = context_tables(run, work, idle, options.top)
     states = HostStates(run)
     gaps = gaps_of(run, work, idle)
+    if part is not None:
+        gaps = gaps.within(part.spans)
     kept = gaps.select(np.flatnonzero(gaps.dur_ns() >= least_ns))
     places = idle_places(run, kept, states)
-    result.parts.append(_gpus(run, idle, gaps))
+    result.parts.append(_gpus(run, idle, gaps, part))
     if len(kept):
         result.parts += [
             *_places(run, idle, kept, places, options.top),
@@ -104,14 +110,17 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
+def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps, part: Part | None) -> Table:
     about, rows = run.facts.gpus(), []
     bounds = np.searchsorted(gaps.gpu, np.arange(len(idle) + 1)).tolist()
     for one, own in zip(idle, pairwise(bounds), strict=True):
         every = np.arange(*own, dtype=np.int32)
         lengths = {where: gaps.dur_ns(every[gaps.where[slice(*own)] == where]) for where in WHERE}
         idle_ns = one.idle_ns
-        busy_ns = one.last_ns - one.first_ns - idle_ns
+        whole_ns = one.last_ns - one.first_ns
+        if part is not None:
+            whole_ns = int(part.spans.covered_ns(np.array([one.first_ns]), np.array([one.last_ns]))[0])
+        busy_ns = whole_ns - idle_ns
         _, _, *spread = of_values(lengths[BETWEEN])
         between = every[gaps.where[slice(*own)] == BETWEEN]
         queued_ns = int(gaps.queued_ns(run, between)[0].sum())
@@ -121,7 +130,7 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
                 about.get(one.gpu, {}).get("name"),
                 busy_ns,
                 idle_ns,
-                100 * idle_ns / (busy_ns + idle_ns),
+                100 * idle_ns / whole_ns if whole_ns else None,
                 queued_ns,
                 len(between),
                 *spread,

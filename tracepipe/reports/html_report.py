@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated
 
+from tracepipe.analyses.parts import PartOptions, part_of, titled
 from tracepipe.errors import LibraryMissing, TracepipeError
 from tracepipe.options import Option
 from tracepipe.present.figures import FIGURES
@@ -18,7 +19,7 @@ from tracepipe.store.run import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PartOptions):
     """Options of `tracepipe report`."""
 
     top: Annotated[
@@ -40,21 +41,25 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
     def run(run: Run, options: Options) -> Result:
         scope = scope_of(run, "", "", options.kernel)
         check_kernel(run, options.kernel)
+        part = part_of(run, options)
         sections = [
-            _section(run, heading, report, options.top) for heading, report in gathered if report.suits(run)
+            _section(run, heading, report, options)
+            for heading, report in gathered
+            if report.suits(run) and (part is None or issubclass(report.options, PartOptions))
         ]
         groups = [FigureGroup(name, heading, panels(scope)) for name, (heading, panels) in FIGURES.items()]
         result = Result("REPORT", notes=[panel.title for group in groups for panel in group.panels])
-        result.files[".html"] = partial(write_page, About.of(run), "Report", sections, groups)
+        result.files[".html"] = partial(write_page, About.of(run), titled("Report", part), sections, groups)
         return result
 
     needs = ("jinja2", "matplotlib", "scipy")
     return Report("report", Options, run, output=FileOutput((".html",)), needs=needs)
 
 
-def _section(run: Run, heading: str, report: Report, top: int | None) -> Section:
-    has_top = top is not None and any(field.name == "top" for field in fields(report.options))
-    options = report.options(top=top) if has_top else report.options()
+def _section(run: Run, heading: str, report: Report, shared: Options) -> Section:
+    names = {field.name for field in fields(report.options)} - {"kernel"}
+    given = {name: value for name in names if (value := getattr(shared, name, None)) not in (None, "")}
+    options = report.options(**given)
     try:
         return Section(report.name, heading, report.run(run, options))
     except LibraryMissing:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_by_effect
 from tracepipe.analyses.gpu_by_line import BACKWARD_SUFFIX, FRAMES, Lines, called_by, work_by_stack
+from tracepipe.analyses.parts import Part, PartOptions, part_of, titled
 from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.options import Option
@@ -22,7 +23,7 @@ _LINE, _GPU_NS = Column("line", "line"), Column("gpu_ns", "on GPU", "ns")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PartOptions):
     """Options of `tracepipe lines`."""
 
     frames: Annotated[
@@ -40,10 +41,10 @@ _Work = dict[tuple[str, str], Int64s]
 """By kind, "kernel" or "copy", and name: how many there are, their time on GPUs, and the bytes of copies."""
 
 
-def _work_by_line(run: Run, lines: Lines) -> dict[str, _Work]:
+def _work_by_line(run: Run, lines: Lines, part: Part | None) -> dict[str, _Work]:
     """The work that each line launched."""
     found: dict[str, _Work] = defaultdict(lambda: defaultdict(lambda: np.zeros(3, np.int64)))
-    for work in work_by_stack(run):
+    for work in work_by_stack(run, part):
         kind = "copy" if work.name == "transfer" else "kernel"
         names = run.shapes.column("name", work.layer.shape[work.rows])
         lengths_ns = work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows]
@@ -58,17 +59,19 @@ def _work_by_line(run: Run, lines: Lines) -> dict[str, _Work]:
 
 def run(run: Run, options: Options) -> Result:
     """The lines with the most GPU time, the kernels and copies of each, and the allocations of lines."""
-    result = Result("LINES OF PYTHON")
+    part = part_of(run, options)
+    result = Result(titled("LINES OF PYTHON", part))
     lines = Lines(run, options.frames)
-    work = _work_by_line(run, lines)
+    work = _work_by_line(run, lines, part)
     found = {line: int(sum(gpu_ns for _, gpu_ns, _ in of.values())) for line, of in work.items()}
     order = sorted(found, key=lambda line: (-found[line], line))
     shown = order[: options.top] if options.top > 0 else order
     total_ns = sum(
-        int((one.layer.end_ns[one.rows] - one.layer.start_ns[one.rows]).sum()) for one in work_by_stack(run)
+        int((one.layer.end_ns[one.rows] - one.layer.start_ns[one.rows]).sum())
+        for one in work_by_stack(run, part)
     )
     result.parts = [_times(work, shown, total_ns), _works(work, shown)]
-    allocated = _allocated(run, lines, options.top)
+    allocated = _allocated(run, lines, options.top, part)
     if len(allocated.rows):
         result.parts.append(allocated)
     result.notes += not_listed(len(order) - len(shown), "line|lines")
@@ -128,13 +131,14 @@ def _works(work: dict[str, _Work], shown: list[str]) -> Table:
     return Table("work", title, columns, rows, grouped=True, empty="No kernels or copies of lines.")
 
 
-def _allocated(run: Run, lines: Lines, top: int) -> Table:
+def _allocated(run: Run, lines: Lines, top: int, part: Part | None) -> Table:
     """Allocations by the line that made them."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     calls, layer = rows_by_effect(run)["alloc"], run.layer("userspace")
     args = layer.args[calls], layer.end_args[calls]
     results, known = run.args.result(*args)
     good = np.flatnonzero(~known | (results == 0))
+    good = good if part is None else good[part.holds("userspace", calls[good])]
     sizes, known = run.args.size_bytes(*args)
     stack = called_by(run, calls[good])
     of, first = number_rows(stack)
