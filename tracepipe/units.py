@@ -62,6 +62,11 @@ def duration_text(duration_ns: float) -> str:
     return f"{duration_ns:.0f} ns"
 
 
+def change_text(change_ns: float) -> str:
+    """A difference of durations: `+1.23 µs`."""
+    return f"{'+' if change_ns > 0 else ''}{duration_text(change_ns)}"
+
+
 def size_text(size_bytes: float) -> str:
     """Three digits and a unit, powers of 1024: `1.50 MiB`."""
     for unit, one_bytes in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -220,7 +220,7 @@ def of_a_call(folder: Path, name: str, length_ns: int) -> str:
 def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
     a, b = of_a_call(tmp_path, "a", 500), of_a_call(tmp_path, "b", 300)
     code, out, _ = run("diff", a, b)
-    assert code == 0 and "These two runs differ. The median length of cuInit is 503 ns in A" in out
+    assert code == 0 and "ns). The median length of cuInit is 503 ns in A" in " ".join(out.split())
     assert "faster" not in out and "slower" not in out
     assert all(len(line) <= 80 for line in out.splitlines())
     assert f"{a}: note: the file has no footer: the capture was cut off" in " ".join(out.split())
@@ -230,7 +230,8 @@ def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
     assert [(row["a_p50_ns"], row["b_p50_ns"]) for row in data["lengths"]] == [(503, 303)]
     code, _, err = run("diff", "-", "-")
     assert (code, "Standard input can be read only once." in err) == (2, True)
-    assert "No name that both sides have differs by more than 1%." in run("diff", a, a)[1]
+    same = " ".join(run("diff", a, a)[1].split())
+    assert "No name that both sides have differs by more than 1%." in same
 
 
 @pytest.mark.parametrize(

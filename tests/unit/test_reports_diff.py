@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import tracemalloc
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.support.recordings import HEADER, span, write
 from tracepipe.analyses.measures import CALL, figures_of
+from tracepipe.analyses.wall_time import PARTS
 from tracepipe.errors import TracepipeError
 from tracepipe.libraries import np
+from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import diff
 from tracepipe.reports.diff import Options
 from tracepipe.store.run import Run, load_run
@@ -76,14 +80,78 @@ def test_one_recording_of_each_side_shows_that_they_differ_and_claims_nothing(co
     assert row["change_percent"] == pytest.approx(-100 * 400 / 1_040)
     assert {"p", "spread_percent", "low_percent"}.isdisjoint(row)
     assert result.title == (
-        "These two runs differ. The median length of cudaMalloc is 1.04 µs in A and 640 ns in B (-38.5%), "
-        "10 times: 4.00 µs less in total."
+        "The run takes 92.0 µs in A and 92.0 µs in B (0 ns). The median length of cudaMalloc is 1.04 µs in A "
+        "and 640 ns in B (-38.5%), 10 times: 4.00 µs less in total."
     )
     assert any(
         note.startswith("each side has one recording, but runs of the same program") for note in result.notes
     )
     for one in result.as_json()["compared"]:
         assert one["length_p"] is one["count_p"] is one["tail_p"] is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_wall_time_is_the_sum_of_its_parts(compare: Compare, seed: int) -> None:
+    """Each ns of each GPU is in one part, found here one by one: the mean of the GPUs, of steps too."""
+    draw, sides, expected = Random(seed), list[list[dict[str, Any]]](), list[dict[str, float]]()
+    for load_ns in (90, 30):
+        end = 2_410 + load_ns
+        records = [
+            span(1_000, end, "process", "hook"),
+            *(span(at, at + 100, f"step {at}", "annotation") for at in (2_020, 2_150)),
+            span(2_150, 2_150 + load_ns, "loading", "annotation"),
+        ]
+        found: Counter[str] = Counter()
+        for gpu in (0, 1):
+            names = ("gemm", "ncclDevKernel_AllReduce_Sum", "HtoD", "gemm", "gemm")
+            begins = [draw.randrange(2_020, 2_390) for _ in names]
+            ends = [begin + draw.randrange(1, 40) for begin in begins]
+            for stream, (name, begin, stop) in enumerate(zip(names, begins, ends, strict=True)):
+                layer = "transfer" if name == "HtoD" else "gpu_kernel"
+                records.append(span(begin, stop, name, layer, gpu=gpu, stream=stream))
+            for ns in range(1_000, end):
+                running = {min(at, 3) % 3 for at in range(5) if begins[at] <= ns < ends[at]}
+                outside = 4 if ns < min(begins) else 5 if ns >= max(ends) else 3
+                part = min(running, default=outside)
+                found[PARTS[part]] += 1
+                found[f"step {PARTS[min(part, 3)]}"] += 2_020 <= ns < 2_250
+        sides.append(records)
+        expected.append({name: ns / (4 if "step" in name else 2) for name, ns in found.items()})
+    result = compare([sides[0]], [sides[1]]).as_json()
+    for table, prefix in (("wall", ""), ("step", "step ")):
+        whole, *parts = result[table]
+        for side in ("a_ns", "b_ns", "change_ns"):
+            assert whole[side] == sum(part[side] for part in parts)
+        for row in parts:
+            for side, of in zip("ab", expected, strict=True):
+                assert row[f"{side}_ns"] == pytest.approx(of.get(prefix + row["part"], 0), abs=4)
+    assert (result["wall"][0]["a_ns"], result["wall"][0]["b_ns"]) == (1_500, 1_440)
+    idle = next(row for row in result["wall"] if row["part"] == "idle")
+    assert sum(row["a_idle_ns"] for row in result["ranges"]) == pytest.approx(idle["a_ns"], abs=4)
+    assert {"loading", "step …"} <= {row["range"] for row in result["ranges"]}
+
+
+def test_the_headline_names_the_largest_part_of_the_wall_time(compare: Compare) -> None:
+    """Not a call that changed by more, but that no GPU waited for."""
+
+    def records(load_ns: int, futex_ns: int) -> Records:
+        at = 3_000 + load_ns
+        return [
+            span(1_000, 10_000, "process", "hook"),
+            *(span(start, start + 100, "cuLaunchKernel", launch=start) for start in (2_000, at - 100)),
+            span(2_000, 3_000, "gemm", "gpu_kernel", launch=2_000, gpu=0),
+            span(3_000, at, "loading", "annotation"),
+            span(at, at + 1_500, "gemm", "gpu_kernel", launch=at - 100, gpu=0),
+            span(2_000, 2_000 + futex_ns, "futex", "syscall", tid=2),
+        ]
+
+    result = compare([records(5_000, 100)], [records(1_000, 4_000)])
+    assert result.title == (
+        "The run takes 9.00 µs in A and 9.00 µs in B (0 ns): idle -4.00 µs, after the last work +4.00 µs. "
+        "The idle time changed most in loading: -4.00 µs."
+    )
+    texts = [*report_lines([], result, width=100, ascii_only=True)]
+    assert any(line.startswith("futex") and "+3900.0%" in line and "+3.90 us" in line for line in texts)
 
 
 def test_several_recordings_show_that_a_call_is_faster(compare: Compare) -> None:
@@ -155,7 +223,7 @@ def test_changes_smaller_than_asked_for_are_not_reported(compare: Compare) -> No
     assert names(compare(a, b, min_change=6), "lengths") == []
     assert names(compare(a[:1], b[:1]), "lengths") == ["f"]
     single = compare(a[:1], b[:1], min_change=6)
-    assert single.title == "No name that both sides have differs by more than 6%."
+    assert single.title.endswith("(+50 ns). No name that both sides have differs by more than 6%.")
 
 
 def test_the_same_file_twice_has_nothing_to_report(compare: Compare) -> None:
@@ -310,7 +378,7 @@ def test_a_stride_that_was_removed_is_compared_by_threads(tmp_path: Path) -> Non
     assert back.title.startswith("No: in B threads exit further apart.")
     assert "kernel: delay of threads with t mod 8 = 7" in names(back, "lengths")
     single = diff.run(a[:1], b[:1], Options())
-    assert single.title.startswith("These two runs differ. kernel: ")
+    assert "(-749 ns). kernel: delay of threads with t mod 8 = 7 is " in single.title
     assert "kernel: delay of threads with t mod 8 = 7" in names(single, "exits")
 
 

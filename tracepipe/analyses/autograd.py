@@ -35,9 +35,10 @@ class Autograd:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run, self._ranges, self._calls = run, run.layer("annotation"), run.layer("userspace")
+        # Nothing here refers to the run, which remembers this.
+        self._ranges, self._calls = run.layer("annotation"), run.layer("userspace")
         self._thread, self._first = run.shapes.threads
-        rows, number, is_backward = self._numbered()
+        rows, number, is_backward = self._numbered(run)
         pid = run.shapes.column("pid")[self._ranges.shape[rows]]
         order = np.lexsort((is_backward, self._ranges.start_ns[rows], number, pid))
         rows, is_backward = rows[order], is_backward[order]
@@ -50,9 +51,9 @@ class Autograd:
         own = np.sort(rows[is_backward])
         self._of_thread = RowsByNumber(self._thread[self._ranges.shape[own]], own)
 
-    def _numbered(self) -> tuple[Int64s, Int64s, Bools]:
+    def _numbered(self, run: Run) -> tuple[Int64s, Int64s, Bools]:
         """The operators that have sequence numbers, the numbers, and flags for those of autograd."""
-        run, ranges = self._run, self._ranges
+        ranges = self._ranges
         of, texts = values_by_names(run, "annotation", _NAMED.search)
         number = np.array([NONE if one is None else int(one[1]) for one in texts])[of][ranges.shape]
         of, answers = values_by_names(run, "annotation", _IS_BACKWARD.match)
@@ -66,9 +67,9 @@ class Autograd:
         rows = np.flatnonzero((number != NONE) & (ranges.kind != INSTANT) & (ranges.kind != NO_BEGIN))
         return rows, number[rows], is_backward[rows]
 
-    def is_thread(self, thread: int) -> bool:
+    def is_thread(self, run: Run, thread: int) -> bool:
         """Whether a thread is one of autograd's."""
-        name = self._run.thread_name(*self._run.shapes.ids_of(int(self._first[thread])))
+        name = run.thread_name(*run.shapes.ids_of(int(self._first[thread])))
         return len(self._of_thread.of(thread)) > 0 or _THREAD_NAME.match(name or "") is not None
 
     def forward_of(self, calls: Int64s) -> Int64s:

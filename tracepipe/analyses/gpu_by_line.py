@@ -78,7 +78,9 @@ def _forward_stacks(run: Run, calls: Int64s) -> Int64s:
     """
     of, (thread, _) = autograd(run), run.shapes.threads
     threads = thread[run.layer("userspace").shape[calls]]
-    known = {number: AUTOGRAD if of.is_thread(number) else NO_STACK for number in np.unique(threads).tolist()}
+    known = {
+        number: AUTOGRAD if of.is_thread(run, number) else NO_STACK for number in np.unique(threads).tolist()
+    }
     found = np.array([known[number] for number in threads.tolist()], np.int64)
     forward = of.forward_of(calls)
     linked = np.flatnonzero(forward != NONE)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from tracepipe.analyses.comparison import Change, Changes, Difference, Sizes, enough
 from tracepipe.analyses.measures import (
@@ -20,6 +20,7 @@ from tracepipe.analyses.measures import (
     is_recorded,
     measures,
 )
+from tracepipe.analyses.wall_time import NO_RANGE, PARTS, WallTime, wall_time_of
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools, Floats
 from tracepipe.event.vocabulary import RUNNING
@@ -28,7 +29,7 @@ from tracepipe.options import Option
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.store import Facts
-from tracepipe.units import agree, counted, duration_text
+from tracepipe.units import agree, change_text, counted, duration_text
 
 # Losses whose layer is not known may be from any layer.
 _OF_ANY_LAYER = ("unknown layer", "other layers")
@@ -52,11 +53,13 @@ class Options:
     min_change: Annotated[float, Option("Leave out changes by less than this percentage.", "PERCENT")] = 1.0
 
 
-def _read(loads: Sequence[Load], found: Changes) -> tuple[list[Facts], list[list[int | None]]]:
-    """Read the recordings one after the other, and add what is compared of each to `found`. Return the facts
-    and the totals of each.
+def _read(
+    loads: Sequence[Load], found: Changes
+) -> tuple[list[Facts], list[list[int | None]], list[WallTime]]:
+    """Read the recordings one after the other, and add what is compared of each to `found`. Return the facts,
+    the totals and the wall time of each.
     """
-    facts, totals = [], []
+    facts, totals, walls = [], [], []
     patterns: Patterns = {}
     for at, load in enumerate(loads):
         run = load()
@@ -67,12 +70,13 @@ def _read(loads: Sequence[Load], found: Changes) -> tuple[list[Facts], list[list
             patterns.setdefault(kernel, {}).update(some)
         facts.append(run.facts)
         totals.append([total(run) for _, _, total in _TOTALS])
+        walls.append(wall_time_of(run))
         del run  # free its memory for the next one
     if patterns:
         # Threads that are late in one recording are compared in all.
         for at, load in enumerate(loads):
             found.add(at, delays(load(), patterns))
-    return facts, totals
+    return facts, totals, walls
 
 
 def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
@@ -85,7 +89,7 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
         )
     sizes = Sizes(len(a), len(b))
     found = Changes(sizes, options.alpha, options.min_change)
-    facts, totals = _read([*a, *b], found)
+    facts, totals, walls = _read([*a, *b], found)
     left_out = [layer for layer in LAYER_OF if not all(is_recorded(one, layer) for one in facts)]
     of_totals = found.compare(
         left_out,
@@ -93,6 +97,14 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
         [(layer, row) for (_, layer, _), row in zip(_TOTALS, zip(*totals, strict=True), strict=True)],
     )
     result = Result(verdict(found, options.alpha, options.min_change))
+    before, after = _typical(walls[: sizes.a]), _typical(walls[sizes.a :])
+    if before.gpus and after.gpus:
+        result.title = wall_sentence(before, after) + (
+            f" {result.title}" if found.comparison.has_spread else ""
+        )
+        result.parts += _wall_tables(before, after, options.top, found.comparison.has_spread)
+    elif not found.comparison.has_spread and (before.wall_ns or after.wall_ns):
+        result.title = f"{wall_sentence(before, after)} {result.title}"
     result.sides = ["A"] * sizes.a + ["B"] * sizes.b
     several = found.comparison.has_spread
     result.parts.append(_totals(of_totals, several))
@@ -113,6 +125,83 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
     result.parts.append(_compared(found))
     result.notes += _notes(found, facts, left_out)
     return result
+
+
+def _typical(walls: Sequence[WallTime]) -> WallTime:
+    """The wall time of the recording of a side that has the median one."""
+    return sorted(walls, key=lambda one: one.wall_ns)[(len(walls) - 1) // 2]
+
+
+def wall_sentence(a: WallTime, b: WallTime) -> str:
+    """A sentence about the change of the wall time, with the parts that it consists of, the largest first."""
+    says = (
+        f"The run takes {duration_text(a.wall_ns)} in A and {duration_text(b.wall_ns)} in B "
+        f"({change_text(b.wall_ns - a.wall_ns)})"
+    )
+    parts = zip(PARTS, a.parts_ns, b.parts_ns, strict=False)
+    changes = sorted(((after - before, name) for name, before, after in parts), key=lambda one: -abs(one[0]))
+    listed = ", ".join(f"{name} {change_text(ns)}" for ns, name in changes if ns)
+    says += f": {listed}." if listed else "."
+    ranges = _ranges(a, b)
+    if not changes or not ranges:
+        return says
+    of, first = ("idle time", 1) if changes[0][1] == PARTS[_IDLE] else ("GPU's time", 4)
+    row = max(ranges, key=lambda row: abs(row[first + 1] - row[first]))
+    change_ns = row[first + 1] - row[first]
+    return f"{says} The {of} changed most in {row[0]}: {change_text(change_ns)}." if change_ns else says
+
+
+_IDLE: Final = PARTS.index("idle")
+
+
+def _ranges(a: WallTime, b: WallTime) -> list[tuple[Any, ...]]:
+    """The ranges of both, those that changed most first: name, the idle time of both and its change, and the
+    same of the busy time. Only the ranges of the program have a busy time.
+    """
+    sides = a.ranges or {}, b.ranges or {}
+    rows = []
+    for name in {**sides[0], **sides[1]}:
+        (idle_a, busy_a), (idle_b, busy_b) = (side.get(name, (0, 0)) for side in sides)
+        rows.append((name, idle_a, idle_b, idle_b - idle_a, busy_a, busy_b, busy_b - busy_a))
+    return sorted(rows, key=lambda row: (-max(abs(row[3]), abs(row[6])), row[0]))
+
+
+def _wall_tables(a: WallTime, b: WallTime, top: int, several: bool) -> Iterator[Table]:
+    columns = (
+        Column("part", ""),
+        Column("a_ns", "A", "ns"),
+        Column("b_ns", "B", "ns"),
+        Column("change_ns", "change", "change_ns"),
+    )
+    names = ("wall time", *PARTS)
+
+    def rows(before: Sequence[int], after: Sequence[int]) -> list[tuple[Any, ...]]:
+        sums = (sum(before), *before), (sum(after), *after)
+        return [(name, *of, of[1] - of[0]) for name, *of in zip(names, *sums, strict=True) if any(of)]
+
+    note = (
+        "The parts add up to the wall time. Exposed: while nothing computes. Copies: while no kernel runs. "
+        "Idle: between the first work and the last."
+    )
+    if max(a.gpus, b.gpus) > 1:
+        note += " The means of the GPUs."
+    if several:
+        note += " Of the recording of each side that has the median wall time."
+    yield Table("wall", "What the wall time consists of", columns, rows(a.parts_ns, b.parts_ns), note)
+    if a.steps and b.steps:
+        title = f"The mean step, of {a.steps} in A and {b.steps} in B"
+        yield Table("step", title, columns, rows(a.step_ns, b.step_ns))
+    changes = _ranges(a, b)
+    if any(name != NO_RANGE for name, *_ in changes):
+        of_ranges = [Column("range", "range or line")]
+        for key in ("idle", "busy"):
+            of_ranges += [Column(f"{side.lower()}_{key}_ns", f"{side} {key}", "ns") for side in "AB"]
+            of_ranges.append(Column(f"{key}_change_ns", "change", "change_ns"))
+        note = (
+            "Idle: while the program was in the range, and in none inside it; these times add up to the idle "
+            "time. Busy: the GPU's time of what was launched in the range, also in ranges inside it."
+        )
+        yield Table("ranges", "Ranges by their change", of_ranges, changes[: top or None], note)
 
 
 def _lost(facts: Sequence[Facts]) -> Counter[str]:
@@ -158,8 +247,8 @@ def _whole(value: float | None) -> int | None:
 
 _P = Column("p", "p", "p")
 _SPREAD = (
-    Column("low_percent", "from", "percent", spare=True),
-    Column("high_percent", "to", "percent", spare=True),
+    Column("low_percent", "from", "change_percent", spare=True),
+    Column("high_percent", "to", "change_percent", spare=True),
     Column("spread_percent", "spread", "percent"),
     _P,
 )
@@ -179,7 +268,7 @@ def _change(figure: Difference, several: bool) -> tuple[float | None, ...]:
 
 
 def _change_columns(several: bool) -> tuple[Column, ...]:
-    return (Column("change_percent", "change", "percent"), *(_SPREAD if several else ()))
+    return (Column("change_percent", "change", "change_percent"), *(_SPREAD if several else ()))
 
 
 def _medians_ns(figure: Difference) -> tuple[int | None, ...]:
@@ -196,7 +285,7 @@ def _totals(figures: Sequence[Difference], several: bool) -> Table:
         Column("what", ""),
         Column("a_ns", "A", "ns"),
         Column("b_ns", "B", "ns"),
-        Column("change_ns", "change", "ns", spare=True),
+        Column("change_ns", "change", "change_ns", spare=True),
         *_change_columns(several),
     )
     return Table("totals", "Totals", columns, rows, "Summed over all threads and streams.")
@@ -231,7 +320,7 @@ def _changes(
             for side in "AB"
         ),
         *_change_columns(several),
-        *((Column("total_change_ns", "total", "ns"),) if has_total else ()),
+        *((Column("total_change_ns", "total", "change_ns"),) if has_total else ()),
     )
     spread = _SPREAD_NOTE if name == "lengths" and several else ""
     note = _NOTES_OF.get(name, "").format(spread=spread)
@@ -393,7 +482,7 @@ def verdict(found: Changes, alpha: float, least: float) -> str:
 
 def _without_claim(found: Changes, reported: Bools, alpha: float, least: float) -> str:
     """The sentence for recordings that are too few to distinguish a change of the program from chance."""
-    says = "These two runs differ."
+    says = ""
     if found.comparison.has_spread:
         count = enough(alpha)
         says = (
@@ -403,10 +492,10 @@ def _without_claim(found: Changes, reported: Bools, alpha: float, least: float) 
     if not reported.any():
         than = "recordings of one side do" if found.comparison.has_spread else f"{least:g}%"
         same = f"No name that both sides have differs by more than {than}."
-        return f"{says} {same}" if found.comparison.has_spread else same
+        return f"{says} {same}".strip()
     most = _decisive(found, reported)
     most = most if most.any() else reported
-    return f"{says} {evidence(next(found.first(most, 1)))}"
+    return f"{says} {evidence(next(found.first(most, 1)))}".strip()
 
 
 def _decisive(found: Changes, some: Bools) -> Bools:

@@ -10,7 +10,10 @@ from typing import Any, BinaryIO, Literal, Protocol
 from tracepipe.options import TIME, Option
 from tracepipe.units import counted, known_id
 
-Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "pid", "percent", "number", "p"]
+Unit = Literal[
+    "", "ns", "change_ns", "at", "bytes", "bytes_per_s", "count", "id", "pid", "percent", "change_percent",
+    "number", "p",
+]  # fmt: skip
 
 
 FROM = Option(
@@ -26,8 +29,8 @@ class Column:
 
     Its cells are integers in that unit (`at`: ns since the start, shown to the µs; `pid`: the id of a process
     or a thread, which is not shown if a reader made it up). `percent`, `number` and `p` (a probability) are
-    floats; a column without a unit has text. None means "not known". A `spare` column is left out where
-    the terminal has fewer than 100 columns, or no room for it.
+    floats; a `change_…` is shown with its sign; a column without a unit has text. None means "not known". A
+    `spare` column is left out where the terminal has fewer than 100 columns, or no room for it.
     """
 
     key: str

@@ -174,7 +174,7 @@ def _table(table: Table) -> dict[str, Any]:
     return shape | {"note": table.note, "size": size}
 
 
-_EXACT = {"ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
+_EXACT = {"ns": "ns", "change_ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
 
 
 def _cell(value: object, unit: str, kind: str, titles: dict[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from tracepipe.printable import printable
 from tracepipe.recording.account import fit_text
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.store.store import Facts
-from tracepipe.units import counted, duration_text, known_id, size_text, three_digits
+from tracepipe.units import change_text, counted, duration_text, known_id, size_text, three_digits
 
 _OUTCOMES = {
     "unclosed": "call|calls had no end: it|they is|are counted, but its|their length is not known",
@@ -74,6 +74,7 @@ _CPP = frozenset("<(")
 _UNITS: dict[str, Callable[[Any], str]] = {
     "": str,
     "ns": duration_text,
+    "change_ns": change_text,
     "at": lambda ns: f"{ns / 1e6:,.3f} ms",
     "bytes": size_text,
     "bytes_per_s": lambda rate: f"{three_digits(rate / 1e9)} GB/s",
@@ -81,6 +82,7 @@ _UNITS: dict[str, Callable[[Any], str]] = {
     "id": str,
     "pid": lambda id: _UNKNOWN if known_id(id) is None else str(id),
     "percent": lambda share: f"{share:.1f}%",
+    "change_percent": lambda share: f"{share:+.1f}%",
     "number": three_digits,
     "p": lambda p: f"{p:.1g}",
 }

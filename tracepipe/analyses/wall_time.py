@@ -1,0 +1,92 @@
+"""What the wall time of a recording consists of, as its GPUs spent it: in all, in its steps, and by range."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tracepipe.analyses.glance import RANGES_MAX
+from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
+from tracepipe.analyses.gpu_work import gpu_times, gpu_work, idle_of, kinds_of, partition_of
+from tracepipe.analyses.host_states import HostStates
+from tracepipe.analyses.idle_gaps import BETWEEN, gaps_of
+from tracepipe.analyses.idle_places import family, idle_places
+from tracepipe.analyses.steps import steps_of
+from tracepipe.store.run import Run
+
+PARTS: Final = (
+    "compute", "exposed communication", "copies", "idle", "before the first work", "after the last work"
+)  # fmt: skip
+"""The parts of a wall time: those of `Partition` from the first work to the last, and what is outside."""
+_IDLE: Final = PARTS.index("idle")
+NO_RANGE: Final = "(no range)"
+
+
+@dataclass(frozen=True, slots=True)
+class WallTime:
+    """The time of a recording in ns, split into PARTS, which add up to it: the means of its GPUs. There are
+    none without a GPU.
+
+    `step_ns` has the same parts of the mean of `steps`, outside of which is nothing. `ranges` has the mean
+    idle time of GPUs between their first work and their last while the program was in a range or a line, and
+    the busy time of what was launched in the range.
+    """
+
+    wall_ns: int
+    gpus: int = 0
+    parts_ns: tuple[int, ...] = ()
+    steps: int = 0
+    step_ns: tuple[int, ...] = ()
+    ranges: dict[str, tuple[int, int]] | None = None
+
+
+def _means(sums_ns: list[int], count: int, whole_ns: int) -> tuple[int, ...]:
+    """The means of parts; the idle time has what is lost by rounding them."""
+    means = [sum_ns // count for sum_ns in sums_ns]
+    means[_IDLE] += whole_ns - sum(means)
+    return tuple(means)
+
+
+def wall_time_of(run: Run) -> WallTime:
+    """Split the time of a recording."""
+    start_ns, end_ns = run.facts.start_ns, run.facts.end_ns
+    work = gpu_work(run)
+    if not len(work):
+        return WallTime(end_ns - start_ns)
+    times, steps = list(gpu_times(work, kinds_of(run, work))), steps_of(run)
+    idle = [idle_of(work, time.gpu, time.rows) for time in times]
+    sums_ns, of_steps_ns = [0] * len(PARTS), [0] * len(PARTS)
+    for time, one in zip(times, idle, strict=True):
+        # Work may lie outside the recording, by an error of the clocks.
+        bounds_ns = np.clip([one.first_ns, one.last_ns], start_ns, end_ns)
+        within = partition_of(time, bounds_ns[:1], bounds_ns[1:])
+        outside_ns = bounds_ns - start_ns, end_ns - bounds_ns
+        parts_ns = [*(int(part[0]) for part in within), int(outside_ns[0][0]), int(outside_ns[1][1])]
+        sums_ns = [sum_ns + ns for sum_ns, ns in zip(sums_ns, parts_ns, strict=True)]
+        within = partition_of(time, steps.start_ns, steps.end_ns)
+        of_steps_ns[: len(within)] = [
+            sum_ns + int(part.sum()) for sum_ns, part in zip(of_steps_ns, within, strict=False)
+        ]
+    count = len(steps.number) if steps.are_marked else 0
+    whole_ns = int((steps.end_ns - steps.start_ns).sum()) // max(count, 1)
+    gaps = gaps_of(run, work, idle)
+    gaps = gaps.select(np.flatnonzero(gaps.where == BETWEEN))
+    places = idle_places(run, gaps, HostStates(run))
+    idle_ns = defaultdict[str, int](int)
+    for place in places.sums(run, np.arange(len(places.gap))):
+        idle_ns[place.range or place.line or NO_RANGE] += place.idle_ns
+    busy_ns = defaultdict[str, int](int)
+    if len(run.layer("annotation")) <= RANGES_MAX:
+        for name, *_, of_range_ns, _ in ranges_by_gpu_time(run, 0)[0]:
+            busy_ns[family(name)] += of_range_ns or 0
+    return WallTime(
+        end_ns - start_ns,
+        len(times),
+        _means(sums_ns, len(times), end_ns - start_ns),
+        count,
+        _means(of_steps_ns, len(times) * count, whole_ns) if count else (),
+        {name: (ns // len(times), int(busy_ns[name])) for name, ns in idle_ns.items()},
+    )
