@@ -16,7 +16,6 @@ from tracepipe.analyses.gpu_work import gpu_work, idle_of
 from tracepipe.analyses.host_states import HostStates
 from tracepipe.analyses.idle_gaps import BETWEEN, IdleGaps, gaps_of
 from tracepipe.analyses.idle_places import IdlePlaces, idle_places
-from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
 
 USER = "train.py({}): function"
@@ -54,7 +53,7 @@ def tree(source: random.Random, start: int, end: int, names: list[str], depth: i
 def test_each_nanosecond_is_at_its_innermost_place(load: Load, seed: int) -> None:
     source = random.Random(seed)
     ranges, functions, calls, kernels = dict[int, Any](), dict[int, Any](), [], []
-    marked = ["forward", "load", "aten::add", "aten::mul, seq = 4", "AddBackward0"]
+    marked = ["forward", "optimizer", "data loading", "aten::add", "aten::mul, seq = 4", "AddBackward0"]
     for tid in (1, 2):
         ranges[tid] = tree(source, 1_100, 4_000, marked)
         functions[tid] = tree(source, 1_100, 4_000, [USER.format(1), USER.format(2), LIBRARY.format(7)])
@@ -91,6 +90,8 @@ def test_each_nanosecond_is_at_its_innermost_place(load: Load, seed: int) -> Non
             tid = 1  # the thread of the steps
         for ns in range(end, start):
             own = [n for n in innermost(ranges[tid], ns) if "::" not in n and "Backward" not in n]
+            if "data loading" in own:
+                own = ["data loading"]
             files = innermost(functions[tid], ns)
             line = next((n for n in files if n.startswith("train")), files[0] if files else None)
             step = own[0].replace(own[0][-1], "…") if own and own[0].startswith("step") else None
@@ -126,14 +127,12 @@ def test_gaps_within_stretches(load: Load, seed: int) -> None:
     kernels = [(1_000 + 50 * n, 1_000 + 50 * n + source.randrange(1, 50)) for n in range(20)]
     run = load(*(span(start, end, "k", "gpu_kernel", gpu=0) for start, end in kernels))
     times = np.array(sorted(source.sample(range(900, 2_100), 8)))
-    spans = Stretches(times[::2], times[1::2])
+    starts, ends = times[::2], times[1::2]
     gaps = gaps_in(run)
-    inside = gaps.within(spans)
+    inside = gaps.within(starts, ends)
     busy = {ns for start, end in kernels for ns in range(start, end)}
     first, last = kernels[0][0], max(end for _, end in kernels)
-    wanted = {
-        ns for s, e in zip(spans.start_ns.tolist(), spans.end_ns.tolist(), strict=True) for ns in range(s, e)
-    }
+    wanted = {ns for s, e in zip(starts.tolist(), ends.tolist(), strict=True) for ns in range(s, e)}
     found = [
         ns
         for s, e in zip(inside.start_ns.tolist(), inside.end_ns.tolist(), strict=True)

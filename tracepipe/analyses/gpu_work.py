@@ -15,7 +15,7 @@ import numpy as np
 from tracepipe.analyses.cuda_calls import launching, rows_by_effect, values_by_names
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts
-from tracepipe.event.intervals import Gaps, Stretches, gaps_between
+from tracepipe.event.intervals import Gaps, Stretches, gaps_between, pieces
 from tracepipe.store.run import Layer, Run, once_a_run
 
 GPUS_MAX: Final = 4096
@@ -183,7 +183,9 @@ class Idle:
 
     def within(self, spans: Stretches) -> Idle:
         """The gaps' parts that are inside some stretches; the first and the last work stay."""
-        rows, start_ns, end_ns = spans.pieces(self.gaps.start_ns, self.gaps.end_ns)
+        rows, start_ns, end_ns = pieces(
+            spans.start_ns, spans.end_ns, self.gaps.start_ns, self.gaps.end_ns
+        )
         gaps = Gaps(start_ns, end_ns, self.gaps.previous[rows], self.gaps.following[rows])
         return replace(self, gaps=gaps)
 

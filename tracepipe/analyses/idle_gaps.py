@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from tracepipe.analyses.distribution import PERCENTS
 from tracepipe.analyses.gpu_work import Idle, Work, outermost_rows
 from tracepipe.analyses.host_states import STATES, USER, HostStates, Spent
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints, Rows
-from tracepipe.event.intervals import Stretches
+from tracepipe.event.intervals import pieces
 from tracepipe.store.run import Run
 
 BETWEEN, FIRST, LAST = range(3)
@@ -50,10 +51,17 @@ class IdleGaps:
         """The gaps at some rows."""
         return IdleGaps(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-    def within(self, spans: Stretches) -> IdleGaps:
-        """The parts of the gaps that are inside some stretches."""
-        rows, start_ns, end_ns = spans.pieces(self.start_ns, self.end_ns)
+    def within(self, start_ns: Int64s, end_ns: Int64s) -> IdleGaps:
+        """The parts of the gaps that are inside some spans, cut where a span ends. The spans are sorted, do
+        not overlap, and have the shape `(spans,)`.
+        """
+        rows, start_ns, end_ns = pieces(start_ns, end_ns, self.start_ns, self.end_ns)
         return replace(self.select(rows), start_ns=start_ns, end_ns=end_ns)
+
+    @classmethod
+    def joined(cls, parts: Sequence[IdleGaps]) -> IdleGaps:
+        """The gaps of several, in order. There is at least one."""
+        return cls(*(np.concatenate([getattr(one, name.name) for one in parts]) for name in fields(cls)))
 
     def queued_ns(self, run: Run, rows: Ints) -> tuple[Int64s, Bools]:
         """How much of each of some gaps is after the return of the call for the following work, and whether

@@ -19,8 +19,8 @@ from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_by_line import called_by
 from tracepipe.analyses.host_states import STATES, UNKNOWN, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, KEYS, IdleGaps
-from tracepipe.analyses.nesting import nearest_of_some
-from tracepipe.analyses.steps import is_step, steps_of
+from tracepipe.analyses.nesting import nearest_of, nearest_of_some
+from tracepipe.analyses.steps import is_loading, is_step, steps_of
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts, sums_by
 from tracepipe.event.stacks import Frame
@@ -39,8 +39,8 @@ class IdlePlaces:
     """The idle time of GPUs in pieces, as columns of shape `(pieces,)`.
 
     `gap` is a row of the gaps. `range` is the number of the name of the innermost range that is no operator,
-    `line` an index into `lines`; NONE where there is none. `state`, `call` and `syscall` are as in
-    `HostStates.of`. The pieces of a gap add up to its length.
+    and in no range in which data is loaded; `line` is an index into `lines`; NONE where there is none.
+    `state`, `call` and `syscall` are as in `HostStates.of`. The pieces of a gap add up to its length.
     """
 
     gap: Ints
@@ -97,11 +97,17 @@ def family(name: str) -> str:
 class _Slices:
     """Slices of threads, of which some are wanted: the innermost wanted one around a time."""
 
-    def __init__(self, run: Run, table: str, wanted: Bools) -> None:
-        """`wanted` flags shapes."""
+    def __init__(
+        self, run: Run, table: str, wanted: Bools, whole: tuple[Ints, list[Any]] | None = None
+    ) -> None:
+        """`wanted` flags shapes. In slices whose shape has a true value in `whole`, none is wanted."""
         layer = run.layer(table)
         self._layer, self._wanted = layer, wanted[layer.shape] & (layer.kind != INSTANT)
         self._wanted &= layer.kind != NO_BEGIN
+        if whole is not None and any(whole[1]):
+            is_whole = np.array(whole[1], np.bool_)[whole[0]][layer.shape]
+            around = np.append(nearest_of(layer.parent, is_whole), NONE)[layer.parent]
+            self._wanted &= around == NONE
         rows = np.flatnonzero(self._wanted)
         of_thread, _ = run.shapes.threads
         self._of_thread = RowsByNumber(of_thread[layer.shape[rows]], rows)
@@ -183,7 +189,8 @@ class _Finder:
 
     def __init__(self, run: Run) -> None:
         self._run, shapes = run, run.shapes
-        self._ranges = _Slices(run, "annotation", ~_operators(run) & (shapes.column("gpu") == NONE))
+        own = ~_operators(run) & (shapes.column("gpu") == NONE)
+        self._ranges = _Slices(run, "annotation", own, values_by_names(run, "annotation", is_loading))
         frames_of, frames = values_by_names(run, "hook", frame_of)
         is_python = np.isin(
             shapes.column("layer"), [shapes.number_of("layer", one) for one in sorted(PYTHON_LAYERS)]

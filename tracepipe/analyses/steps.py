@@ -1,4 +1,4 @@
-"""The steps of a program's loop, and when it loads data, as its ranges say."""
+"""The steps of a program's loop, when it loads data, as its ranges say, and how the GPUs spent the steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_named
-from tracepipe.event.columns import NONE, Int64s
+from tracepipe.analyses.gpu_work import Partition, Work, gpu_times, partition_of
+from tracepipe.event.columns import NONE, Int64s, Ints
 from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run, once_a_run
 
@@ -23,6 +24,9 @@ _STEP: Final = re.compile(
 )
 # enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__
 _LOADING: Final = re.compile(r"(enumerate\(DataLoader\)|.*\bdata[ _.-]?load(er|ing)?\b)", re.IGNORECASE)
+
+# The least share of the steps' work that runs while they do.
+_INSIDE_LEAST: Final = 0.9
 
 
 def is_step(name: str) -> bool:
@@ -83,3 +87,68 @@ def loading_of(run: Run) -> Stretches:
     """When data was loaded."""
     rows, layer = rows_named(run, "annotation", is_loading), run.layer("annotation")
     return Stretches(layer.start_ns[rows], layer.end_ns[rows])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuSteps:
+    """How one GPU spent each step. Columns have the shape `(steps,)`.
+
+    `loading_ns` is the part of the idle time during which the program loaded data.
+    """
+
+    gpu: int
+    start_ns: Int64s
+    end_ns: Int64s
+    parts: Partition
+    loading_ns: Int64s
+
+
+def gpu_steps(run: Run, work: Work, kinds: Ints) -> tuple[list[GpuSteps], bool]:
+    """How each GPU spent the steps, and whether steps are taken as the GPUs see them.
+
+    A step is the time of its range. Where the program runs so far ahead that most of the work of the steps
+    runs later than they do, a step of a GPU begins with the first work that was launched in it, and ends
+    where the next one begins. Without ranges that are called steps, the only step is the time from a GPU's
+    first work to its last.
+    """
+    steps, loading, found = steps_of(run), loading_of(run), []
+    step = _step_of_work(run, steps, work)
+    is_late = steps.are_marked and _inside(steps, work, step) < _INSIDE_LEAST
+    for time in gpu_times(work, kinds):
+        start_ns, end_ns = steps.start_ns, steps.end_ns
+        if is_late:
+            start_ns, end_ns = _seen_by_gpu(work, time.rows, step, len(steps.number))
+        elif not steps.are_marked:
+            start_ns, end_ns = (work.start_ns[time.rows][:1], work.end_ns[time.rows].max(keepdims=True))
+        loaded_ns = time.idle_inside_ns(loading, start_ns, end_ns)
+        found.append(GpuSteps(time.gpu, start_ns, end_ns, partition_of(time, start_ns, end_ns), loaded_ns))
+    return found, is_late
+
+
+def _step_of_work(run: Run, steps: Steps, work: Work) -> Int64s:
+    """The index of the step in which each row of work was launched, NONE outside of all. Shape `(rows,)`."""
+    calls = run.layer("userspace")
+    if not steps.are_marked or not len(calls):
+        return np.full(len(work), NONE, np.int64)
+    called_ns = calls.rows(np.maximum(work.call, 0), "start_ns").start_ns
+    step = np.searchsorted(steps.start_ns, called_ns, "right") - 1
+    return np.where((work.call != NONE) & (called_ns < steps.end_ns[-1]), step, NONE).astype(np.int64)
+
+
+def _inside(steps: Steps, work: Work, step: Int64s) -> float:
+    """The share of the work launched in the steps that runs while they do; 1 without such work."""
+    some = np.flatnonzero(step != NONE)
+    lengths_ns = int((work.end_ns[some] - work.start_ns[some]).sum())
+    whole = Stretches(steps.start_ns[:1], steps.end_ns[-1:])
+    inside_ns = int(whole.covered_ns(work.start_ns[some], work.end_ns[some]).sum())
+    return inside_ns / lengths_ns if lengths_ns else 1
+
+
+def _seen_by_gpu(work: Work, rows: slice, step: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """The start and the end of each step as a GPU sees it. Shapes `(count,)`."""
+    some = np.flatnonzero(step[rows] != NONE) + rows.start
+    last_ns = int(work.end_ns[some].max(initial=0)) if len(some) else int(work.end_ns[rows].max())
+    start_ns = np.full(count, last_ns)
+    np.minimum.at(start_ns, step[some], work.start_ns[some])
+    start_ns = np.minimum.accumulate(start_ns[::-1])[::-1]
+    return start_ns, np.append(start_ns[1:], last_ns)

@@ -87,16 +87,6 @@ class Stretches:
         """How much of each span [start, end) is outside the union. Shapes `(n,)`."""
         return end_ns - start_ns - self.covered_ns(start_ns, end_ns)
 
-    def pieces(self, start_ns: Int64s, end_ns: Int64s) -> tuple[Ints, Int64s, Int64s]:
-        """The parts of spans [start, end), which are sorted, that are inside the union: the index of the span
-        of each, and its start and end. Shapes `(parts,)`.
-        """
-        first = np.searchsorted(self.end_ns, start_ns, "right")
-        count = np.maximum(np.searchsorted(self.start_ns, end_ns) - first, 0)
-        rows = np.repeat(np.arange(len(start_ns)), count)
-        at = first[rows] + count_earlier(rows)
-        return rows, np.maximum(start_ns[rows], self.start_ns[at]), np.minimum(end_ns[rows], self.end_ns[at])
-
     def _until(self, ts_ns: Int64s) -> Int64s:
         """The length of the union before each time. Shapes `(n,)`."""
         if not len(self.start_ns):
@@ -105,6 +95,21 @@ class Stretches:
         last = np.maximum(at - 1, 0)
         inside = np.minimum(ts_ns, self.end_ns[last]) - self.start_ns[last]
         return np.where(at == 0, 0, self._before_ns[last] + inside)
+
+
+def pieces(
+    inside_ns: Int64s, until_ns: Int64s, start_ns: Int64s, end_ns: Int64s
+) -> tuple[Ints, Int64s, Int64s]:
+    """The parts of spans [start, end) that are inside others [inside, until), which are sorted, not empty, and
+    do not overlap: the index of the span of each, and its start and end. Shapes `(parts,)`.
+    """
+    first = np.searchsorted(until_ns, start_ns, "right")
+    count = np.maximum(np.searchsorted(inside_ns, end_ns) - first, 0)
+    rows = np.repeat(np.arange(len(start_ns)), count)
+    at = first[rows] + count_earlier(rows)
+    from_ns, to_ns = np.maximum(start_ns[rows], inside_ns[at]), np.minimum(end_ns[rows], until_ns[at])
+    some = np.flatnonzero(to_ns > from_ns)
+    return rows[some], from_ns[some], to_ns[some]
 
 
 def nothing() -> Stretches:

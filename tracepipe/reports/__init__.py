@@ -57,8 +57,9 @@ class _Reports(Mapping[str, Report]):
 # The modules and the descriptions of their reports, in the order in which the help lists them.
 REPORTS = _Reports(
     {
-        "summary": "How the GPUs spent their time; then counts, times and sizes: calls, launches, "
-        "memory, copies, ioctls.",
+        "summary": "One screen: the steps, where the GPUs' time goes, and the largest cause; all tables with "
+        "--all.",
+        "steps": "How the GPUs spent each step: compute, communication, copies, idle; which are slow, why.",
         "timeline": "The timeline on the terminal: layers of threads, streams of GPUs, running warps.",
         "layers": "Time of calls at each layer: in the call itself, in ioctls, in the driver, "
         "off-CPU, on the GPU.",

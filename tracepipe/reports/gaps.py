@@ -90,7 +90,7 @@ def run(run: Run, options: Options) -> Result:
     states = HostStates(run)
     gaps = gaps_of(run, work, idle)
     if part is not None:
-        gaps = gaps.within(part.spans)
+        gaps = gaps.within(part.spans.start_ns, part.spans.end_ns)
     kept = gaps.select(np.flatnonzero(gaps.dur_ns() >= least_ns))
     places = idle_places(run, kept, states)
     result.parts.append(_gpus(run, idle, gaps, part))

@@ -142,13 +142,16 @@ class FolderOutput:
 class Result:
     """The findings of a report. `notes` are lines that the reader must know, such as what was left out.
 
-    `files` are written where the report has an `output`. `sides` has a letter for each recording where
-    recordings are compared.
+    `heading` replaces the line about the recording. At most `notes_max` notes are shown on the terminal, each
+    in one line. `files` are written where the report has an `output`. `sides` has a letter for each recording
+    where recordings are compared.
     """
 
     title: str
     parts: list[Table | Drawing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    heading: str = ""
+    notes_max: int | None = None
     files: dict[str, Write] = field(default_factory=dict)
     sides: list[str] = field(default_factory=list)
 

@@ -1,7 +1,5 @@
-"""How the GPUs spent their time, and what a recording contains: calls, launches, memory, copies, ioctls,
-warps.
-
-This is the first report that a user asks for.
+"""One screen that says what was recorded, where the GPUs' time goes and why, which is the first report that a
+user asks for; and all tables on calls, launches, memory, copies, ioctls, warps.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from tracepipe.event.model import LAYERS
 from tracepipe.event.origins import is_process
 from tracepipe.event.vocabulary import PYTHON_LAYERS, RUNNING
 from tracepipe.options import Option
+from tracepipe.reports.first_screen import screen
 from tracepipe.reports.report import COUNT, SHARE, Column, Report, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.store.schema import FUNCTIONS, INSTANT, IS_CALL, IS_TIMED
@@ -49,6 +48,7 @@ _CALLED = {
 class Options:
     """Options of `tracepipe summary`."""
 
+    all: Annotated[bool, Option("Show all tables. The options below show them too.")] = False
     top: Annotated[int, Option("Show at most N functions of each layer, and N processes; 0: all.", "N")] = 10
     sort: Annotated[str, Option("Order the functions by this.", choices=SORTS)] = "total"
     slowest: Annotated[int, Option("Show the N slowest single calls; 0: none.", "N")] = 10
@@ -56,6 +56,11 @@ class Options:
 
 def run(run: Run, options: Options) -> Result:
     """The summary of one recording."""
+    return screen(run) if options == Options() else _everything(run, options)
+
+
+def _everything(run: Run, options: Options) -> Result:
+    """All tables."""
     result = Result("TRACE SUMMARY")
     seen = glance_of(run)
     run.forget_columns()  # the rest is asked of the tables

@@ -86,6 +86,8 @@ _UNITS: dict[str, Callable[[Any], str]] = {
     "number": three_digits,
     "p": lambda p: f"{p:.1g}",
 }
+# The cells of `(+99: --all)` and a blank.
+_MORE_NOTES = 13
 _ASCII = str.maketrans({"µ": "u", "…": "~", "–": "-", "×": "x", "→": ">", "·": "-"})
 
 
@@ -132,7 +134,7 @@ def report_lines(
 
     for at, facts in enumerate(recordings):
         side = f"{result.sides[at]} " if result.sides else ""
-        yield from styled(f"{side}{heading(facts)}", "dim")
+        yield from styled(result.heading or f"{side}{heading(facts)}", "bold" if result.heading else "dim")
     if result.title:
         yield from styled(result.title, "bold")
     for part in result.parts:
@@ -145,7 +147,8 @@ def report_lines(
         if part.empty and not part.rows:
             yield from styled(part.empty)
             continue
-        yield from styled(part.title, "bold")
+        if part.title:
+            yield from styled(part.title, "bold")
         for style, text in _lines_of(part, width, ascii_only, full_names):
             yield from styled(text, style, wraps=_is_prose(part))
         if part.note:
@@ -157,6 +160,15 @@ def report_lines(
         notes += [(of, line) for line in lacks(facts)]
     if notes:
         yield ""
+    if result.notes_max is not None and notes:
+        # Losses come last.
+        more = len(notes) - result.notes_max
+        lines = [
+            _elided(printable(of + line), width - (_MORE_NOTES if more > 0 else 0)) for of, line in notes
+        ]
+        notes = [("", line) for line in lines[-result.notes_max :]]
+        if more > 0:
+            notes[-1] = "", f"{notes[-1][1]} (+{more}: --all)"
     for of, line in notes:
         is_loss = line.startswith(("lost", "left out", "skipped"))
         yield from styled(of + line, "yellow" if is_loss else "")

@@ -1,0 +1,222 @@
+"""The first screen: what was recorded, the steps, where the GPUs' time goes, the largest cause, and what to
+ask next. It fits 24 lines of 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tracepipe.analyses.functions import functions_of
+from tracepipe.analyses.overview import Kind, Overview, overview_of
+from tracepipe.kernel_names import kernel_title
+from tracepipe.reports.report import SHARE, Column, Result, Table
+from tracepipe.reports.steps import slow_steps, step_name, steps_table, wall_ns
+from tracepipe.store.run import Run
+from tracepipe.units import agree, counted, duration_text
+
+_COLUMNS = 80
+_STEPS, _PLACES, _NOTES = 3, 3, 1
+# A part of the time that is smaller is no cause.
+_LEAST_PERCENT = 10
+_KERNELS = 3
+_NAME_COLUMNS = 24
+_CAUSES: Final = {
+    Kind.LOADING: (
+        "the program waits for its data loader",
+        "Usual fix: worker processes (num_workers), pinned memory",
+    ),
+    Kind.QUEUED: (
+        "the next work waits on the GPU",
+        "Usual fix: fewer dependencies between streams, CUDA graphs",
+    ),
+    Kind.WAITS: ("the CPU waits in {call}", "Usual fix: fewer synchronizing calls (.item(), .cpu())"),
+    Kind.LAUNCHES: (
+        "launching takes longer than the kernels",
+        "Usual fix: CUDA graphs, torch.compile, larger batches",
+    ),
+    Kind.CALL: ("the CPU is in {call}", ""),
+    Kind.OFF_CPU: ("the launching thread is off the CPU", ""),
+    Kind.HOST: (
+        "the CPU runs the program's own code",
+        "Usual fix: launch first, or do this work in another process",
+    ),
+    Kind.UNKNOWN: ("it is not known what the CPU did", "Record the CUDA calls too"),
+}
+_FIXES: Final = {
+    "Load": "Usual fix: load modules before the loop, or CUDA_MODULE_LOADING=EAGER",
+    "Malloc": "Usual fix: allocate before the loop, or cudaMallocAsync",
+    "Free": "Usual fix: free after the loop, or cudaFreeAsync",
+}
+
+
+def screen(run: Run) -> Result:
+    """The first screen of a recording."""
+    found = overview_of(run)
+    result = Result("", heading=_heading(run, found), notes_max=_NOTES)
+    tables = _of_gpus(run, found) if found.whole_ns else _of_calls(run)
+    result.parts += [table for table in tables if table.rows]
+    says = [*_cause(run, found), *_slow(found), *_kernels(run)] if found.whole_ns else []
+    lines = [*says, _next(run, found)]
+    result.parts.append(Table("verdict", "", (Column("says", ""),), [(line,) for line in lines]))
+    return result
+
+
+def _heading(run: Run, found: Overview) -> str:
+    facts = run.facts
+    engine = facts.header.engine.partition(" (")[0] if facts.source != "tracepipe" else "tracepipe"
+    parts, name = [engine or facts.source], ""
+    if found.of_gpus:
+        names = {gpu.get("name") for gpu in facts.gpus().values()} - {None, ""}
+        of = f" ({str(names.pop()).removeprefix('NVIDIA ')})" if len(names) == 1 else ""
+        parts.append(f"{counted(len(found.of_gpus), 'GPU|GPUs')}{of}")
+        name = of
+    parts.append(duration_text(facts.end_ns - facts.start_ns))
+    if found.of_gpus and found.steps.are_marked:
+        walls_ns = sorted(wall_ns(found).tolist())
+        median = duration_text(walls_ns[(len(walls_ns) - 1) // 2])
+        parts.append(
+            f"{counted(len(walls_ns), 'step|steps')} ({'median ' if len(walls_ns) > 1 else ''}{median})"
+        )
+    text = f"{Path(facts.path).name}   {', '.join(parts)}"
+    return text if len(text) <= _COLUMNS else text.replace(name, "", 1)
+
+
+def _of_gpus(run: Run, found: Overview) -> Iterator[Table]:
+    """How the GPUs spent the steps, and why they were idle."""
+    walls_ns, count = wall_ns(found), len(found.steps.number)
+    order = sorted(range(count), key=lambda at: (-int(walls_ns[at]), at))
+    shown = sorted(order) if count <= _STEPS else sorted({*order[: _STEPS - 1], order[count // 2]})
+    steps = steps_table(found, shown, each=False)
+    more = f"The longest {len(shown) - 1} steps, and one of median length"
+    steps.title = more if count > len(shown) else ""
+    yield steps
+    if 100 * found.idle_ns >= _LEAST_PERCENT / 2 * found.whole_ns:
+        yield _idle(found)
+
+
+def _idle(found: Overview) -> Table:
+    """Where the program was while the GPUs were idle; the rows add up to the idle time."""
+    idle_ns, listed = found.idle_ns, len(found.places)
+    if listed > _PLACES:
+        listed = _PLACES - 1
+    rows: list[tuple[Any, ...]] = [
+        (one.idle_ns, 100 * one.idle_ns / idle_ns, one.range or "(no range)", one.line)
+        for one in found.places[:listed]
+    ]
+    if more := found.places[listed:]:
+        more_ns = sum(one.idle_ns for one in more)
+        rows.append((more_ns, 100 * more_ns / idle_ns, counted(len(more), "other|others"), None))
+    columns = [
+        Column("idle_ns", "idle", "ns"),
+        SHARE,
+        Column("range", "in the range"),
+        Column("line", "line"),
+    ]
+    if not any(line for *_, line in rows):
+        columns, rows = columns[:3], [row[:3] for row in rows]
+    title = (
+        f"{agree(len(found.of_gpus), 'GPU|GPUs')} idle {duration_text(idle_ns)} of "
+        f"{duration_text(found.whole_ns)} ({100 * idle_ns / found.whole_ns:.1f}%); for "
+        f"{100 * found.late_ns / idle_ns:.1f}% of it nothing was launched"
+    )
+    return Table("idle", title, columns, rows)
+
+
+def _slow(found: Overview) -> list[str]:
+    """The slowest step, where one is slow."""
+    if not found.steps.are_marked:
+        return []
+    return [one.text(f"Step {step_name(found, one.at)}") for one in [*slow_steps(found)][:1]]
+
+
+def _cause(run: Run, found: Overview) -> Iterator[str]:
+    """The largest cause, how large it is, and how it is usually fixed."""
+    whole_ns = found.whole_ns
+
+    def of(part_ns: int) -> str:
+        return f"{duration_text(part_ns)} of {duration_text(whole_ns)}"
+
+    if found.first_ns > whole_ns:
+        yield f"The first work of a GPU begins {duration_text(found.first_ns)} after the start."
+    reason = found.reasons[0] if found.reasons else None
+    causes = {
+        "idle": reason.idle_ns if reason else 0,
+        "exposed": found.exposed_ns,
+        "copies": found.lone_copies_ns,
+    }
+    largest = max(causes, key=lambda name: causes[name])
+    part_ns = causes[largest]
+    if 100 * part_ns < _LEAST_PERCENT * whole_ns:
+        share = 100 * found.compute_ns / whole_ns
+        yield f"The GPU computes for {share:.1f}% of the time: its kernels decide."
+    elif largest == "exposed":
+        yield f"Largest cause: communication while nothing computes ({of(part_ns)})."
+        yield "  Usual fix: overlap it with computation. Evidence: ranks"
+    elif largest == "copies":
+        share = 100 * part_ns / whole_ns
+        yield f"Largest cause: only copies run for {share:.0f}% of the time ({of(part_ns)})."
+        yield "  Usual fix: pinned memory, copies on their own stream. Evidence: summary --all"
+    elif reason is not None:
+        words, fix = _CAUSES[reason.kind]
+        if reason.kind is Kind.CALL and reason.call:
+            fix = next((text for part, text in _FIXES.items() if part in reason.call), "")
+        yield f"Largest cause: {words.format(call=reason.call)} ({of(part_ns)})."
+        place = reason.place.line or reason.place.range
+        if not place and reason.kind is Kind.HOST and run.facts.source == "tracepipe":
+            fix = "capture --stacks python records the line of Python"
+        if place and reason.kind is not Kind.LOADING:
+            yield f"  {100 * reason.place.idle_ns / reason.idle_ns:.0f}% of that in {place}"
+        yield f"  {f'{fix}. ' if fix else ''}Evidence: gaps"
+
+
+def _kernels(run: Run) -> list[str]:
+    """The kernels with the most time."""
+    found = functions_of(run, "gpu_kernel", "total", _KERNELS)
+    if not found.whole_ns:
+        return []
+    names = [
+        f"{_short(kernel_title(name))} {100 * total_ns / found.whole_ns:.1f}%"
+        for name, _, _, total_ns, *_ in found.rows
+        if total_ns
+    ]
+    return [f"Kernels: {', '.join(names)}" + (", …" if found.left_out else "")]
+
+
+def _short(name: str) -> str:
+    """A name of at most _NAME_COLUMNS; the ends of names tell more than their middles."""
+    tail = _NAME_COLUMNS // 2
+    return name if len(name) <= _NAME_COLUMNS else f"{name[: _NAME_COLUMNS - tail - 1]}…{name[-tail:]}"
+
+
+def _of_calls(run: Run) -> Iterator[Table]:
+    """Where the time of the host goes, where no work of a GPU was recorded."""
+    length_ns = max(run.facts.end_ns - run.facts.start_ns, 1)
+    rows = [
+        (name, title, count, total_ns, 100 * (total_ns or 0) / length_ns)
+        for layer, (title, most) in _LAYERS.items()
+        for name, _, count, total_ns, *_ in functions_of(run, layer, "total", most).rows
+    ]
+    columns = (
+        Column("name", "call"), Column("layer", "layer"), Column("count", "count", "count"),
+        Column("total_ns", "total", "ns"), Column("share_percent", "of the run", "percent"),
+    )  # fmt: skip
+    note = "Times of all threads are summed. No work of a GPU was recorded."
+    yield Table("calls", "The calls with the most time", columns, rows, note)
+
+
+_LAYERS: Final = {
+    "userspace": ("CUDA call", 5), "hook": ("hooked", 3), "syscall": ("system call", 3),
+    "kernel": ("driver", 2), "annotation": ("range", 3),
+}  # fmt: skip
+"""The layers with functions, what these are called, and how many are shown."""
+
+
+def _next(run: Run, found: Overview) -> str:
+    """The commands to go on with."""
+    asked = ["gaps", "steps"] if found.steps.are_marked else ["gaps"]
+    asked += ["lines"] if len(run.stacks) else ["annotations"] if len(run.layer("annotation")) else []
+    asked = asked if found.whole_ns else ["layers", "gaps"]
+    asked += ["warps"] if len(run.warp_table) else []
+    return f"Next: tracepipe {'|'.join([*asked, 'open'])} FILE; all tables: summary --all FILE"
