@@ -153,14 +153,41 @@ def where_to_open(output: str, format: str) -> str:
     return "ui.perfetto.dev" if format != "chrome" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
 
 
-def open_trace(path: str, *, local: bool, browser: bool, notify: Callable[[str], None]) -> None:
-    """Open a converted trace in the Perfetto UI, which gets it from this process. Raises InputError."""
+def open_trace(
+    path: str,
+    *,
+    local: bool,
+    browser: bool,
+    notify: Callable[[str], None],
+    showing: Callable[[str], AbstractContextManager[Progress | None]],
+) -> None:
+    """Open a trace in the Perfetto UI, which gets it from this process. A recording, a dataset and a folder of
+    recordings are converted first. Raises InputError, and what `convert` raises.
+    """
     from tracepipe.recording.remote import is_url
     from tracepipe.ui import serve
 
     if is_url(path):
         raise InputError("is a URL, and the UI gets a trace from a file", "Copy it here first.", path=path)
-    serve.open_trace(Path(path), local=local, browser=browser, notify=notify)
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+        name = Path(path.rstrip("/")).name
+        trace, converted = Path(path), Path(folder) / f"{name}.pftrace"
+        if paths.is_folder(path):
+            from tracepipe.api.dataset import dataset_of
+
+            with (
+                dataset_of(path, ReadOptions(), showing) as (dataset, notes),
+                showing(f"convert {name}") as bar,
+            ):
+                for line in [*notes, *account_lines(convert_ranks(dataset, converted, progress=bar))]:
+                    notify(line)
+            trace = converted
+        elif not serve.is_for_ui(trace):
+            with showing(f"convert {name}") as bar:
+                for line in account_lines(convert(path, converted, progress=bar)):
+                    notify(line)
+            trace = converted
+        serve.open_trace(trace, local=local, browser=browser, notify=notify)
 
 
 def output_of(paths: Sequence[str], format: str) -> str:

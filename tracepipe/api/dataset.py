@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from tracepipe import paths
 from tracepipe.api.convert import account_lines, convert
 from tracepipe.api.options import OUTPUT, ConvertOptions, ReadOptions
-from tracepipe.errors import QueryError
+from tracepipe.errors import InputError, QueryError
 from tracepipe.options import STANDARD, Option
 from tracepipe.printable import is_unicode
 
@@ -68,6 +68,29 @@ def build_dataset(
     from tracepipe.dataset.build import build
 
     return build(inputs, output, jobs=jobs, options=options.as_read(), progress=progress)
+
+
+@contextmanager
+def dataset_of(
+    path: str, options: ReadOptions, showing: Callable[[str], AbstractContextManager[Progress | None]]
+) -> Iterator[tuple[str, list[str]]]:
+    """A dataset of what is at a path, and notes about recordings that are not in it: the dataset there, or
+    one of the recording there or of those below a folder, which is deleted in the end. Raises InputError
+    where there is none, and what `build_dataset` raises.
+    """
+    if is_dataset(path):
+        yield path, []
+        return
+    name = Path(path.rstrip("/")).name or "job"
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+        target = str(Path(folder) / f"{name}.dataset")
+        with showing(f"read {name}") as bar:
+            built = build_dataset([path], target, options, progress=bar)
+        left_out = [f"left out: {one}: {reason}" for one, reason in built.left_out.items()]
+        if not built.ranks:
+            reason = next(iter(built.left_out.values()), "has no recordings")
+            raise InputError(reason, "Name a recording, a folder of recordings or a dataset.", path=path)
+        yield target, left_out
 
 
 def query(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tracepipe import paths
+from tracepipe.api.dataset import dataset_of
 from tracepipe.api.open import load
 from tracepipe.api.options import ReadOptions
 from tracepipe.errors import OutputError
@@ -116,7 +117,10 @@ def make(
         target = output or default_output(first.rstrip("/") or first, ".html")
         top = getattr(options, "top", None)
         of_job = JobOptions() if top is None else JobOptions(top=top)
-        return make_of_job(first, target, of_job, force=force)
+        return make_of_job(first, target, of_job, force=force, showing=showing)
+    if report.name in OF_JOBS and paths.is_folder(first):
+        with dataset_of(first, how, showing) as (dataset, notes):
+            return _made_of_job(report.name, first, dataset, getattr(options, "top", 0), notes)
     # The recordings that options name come after the inputs; their format is that of their content.
     found = partial(_run, report, [*inputs, *([path] for path in companions.values())], options, how, showing)
     if report.output is None:
@@ -138,15 +142,36 @@ def make(
     return Made(report.name, result, facts, output=target)
 
 
-def make_of_job(dataset: str, output: str, options: JobOptions, *, force: bool) -> Made:
-    """Make the report on the ranks of a dataset, and write its page to `output` unless that is empty."""
+OF_JOBS = ("summary", "steps")
+"""The reports on a recording that can be made of a folder of recordings or a dataset too."""
+
+
+def _made_of_job(name: str, path: str, dataset: str, top: int, notes: list[str]) -> Made:
+    """A report of `OF_JOBS` of a dataset of what is at `path`."""
+    from tracepipe.dataset.places import Dataset
+    from tracepipe.ranks.engine import opened
+    from tracepipe.ranks.job import Job
+    from tracepipe.ranks.report import screen, steps
+
+    found = Dataset.opened(dataset)
+    with opened("duckdb", found) as engine:
+        job = Job(engine, found)
+        result = screen(job, Path(path).name) if name == "summary" else steps(job, top)
+    result.notes = [*notes, *result.notes]
+    return Made(name, result, dataset=path)
+
+
+def make_of_job(path: str, output: str, options: JobOptions, *, force: bool, showing: Showing) -> Made:
+    """Make the report on the ranks of a dataset, a folder of recordings or a recording, and write its page to
+    `output` unless that is empty.
+    """
     from tracepipe.dataset.places import Dataset
     from tracepipe.ranks.engine import opened
     from tracepipe.ranks.job import Job
     from tracepipe.ranks.report import report
     from tracepipe.recording.outputs import replacing
 
-    found, ending = Dataset.opened(dataset), ""
+    ending = ""
     if output:
         from tracepipe.libraries import require
         from tracepipe.ranks.page import ENDINGS, NEEDS
@@ -156,13 +181,16 @@ def make_of_job(dataset: str, output: str, options: JobOptions, *, force: bool) 
     with ExitStack() as stack:
         # Before all else: a file that is there already is known at once.
         out = stack.enter_context(replacing(output, force=force)) if ending else None
+        dataset, notes = stack.enter_context(dataset_of(path, ReadOptions(), showing))
+        found = Dataset.opened(dataset)
         job = Job(stack.enter_context(opened(options.engine, found, options.master)), found)
         result = report(job, options.top, options.step)
+        result.notes = [*notes, *result.notes]
         if out is not None:
             from tracepipe.ranks.page import write
 
             write(job, result, ending, out)
-    return Made("ranks", result, dataset=dataset, output=output)
+    return Made("ranks", result, dataset=path, output=output)
 
 
 def _run(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +37,8 @@ _COMMANDS = {
     ),
     "open": (
         "convert",
-        "Open a converted trace in the Perfetto UI. It is served from this machine to this machine only.",
+        "Open a trace, a recording or a folder of recordings in the Perfetto UI, which gets it from this "
+        "machine.",
     ),
     "validate": ("convert", "Check every line of a recording, and name the line and field of each error."),
     "cut": ("convert", "Write the events of a stretch of time as a separate recording."),
@@ -83,6 +85,12 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*_COMMANDS, *described_reports()]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # `tracepipe run.jsonl` says what it is, and what to ask.
+        if args[0] not in self.list_commands(ctx) and Path(args[0]).exists():
+            args = ["summary", *args]
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands:

@@ -155,12 +155,12 @@ def validate(*, file: Recording, options: Annotated[ReadOptions, Changed("valida
 @with_options
 def open_command(
     *,
-    file: Annotated[str, typer.Argument(help="A converted trace.", metavar="FILE")],
+    file: Annotated[str, typer.Argument(help="A trace, a recording, or a folder of them.", metavar="FILE")],
     local: Annotated[bool, local_option("Serve")] = False,
     browser: Annotated[bool, Option("Open a browser, or only print the address.")] = True,
 ) -> None:
     """Open a trace."""
-    open_trace(file, local=local, browser=browser, notify=say)
+    open_trace(file, local=local, browser=browser, notify=say, showing=progress)
 
 
 @app.command()

@@ -80,8 +80,12 @@ def query(
 @with_options
 def ranks(
     *,
-    dataset: Annotated[
-        str, typer.Argument(help="A dataset: the folder that `dataset build` made.", metavar="DATASET")
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset, which `dataset build` made, a folder of recordings, or a recording.",
+            metavar="JOB",
+        ),
     ],
     options: JobOptions,
     output: Annotated[
@@ -94,7 +98,7 @@ def ranks(
     """Find the slow ranks of a job."""
     if options.master and options.engine != "spark":
         raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
-    made = make_of_job(dataset, output, options, force=force)
+    made = make_of_job(path, output, options, force=force, showing=progress)
     if output == STANDARD:
         return
     put_report(replace(made, output=""), shown)

@@ -87,7 +87,7 @@ def _command(report: Report) -> Callable[..., None]:
             for note in made.result.notes if not made.dataset else ():
                 say(note)
             return
-        if shown.as_json or not made.dataset:
+        if shown.as_json or not made.dataset or not made.output:
             put_report(made, shown)
         if made.output:
             say(f"wrote {made.output}")

@@ -12,7 +12,7 @@ from tracepipe.libraries import np
 from tracepipe.ranks.engine import rows
 from tracepipe.ranks.job import Job
 from tracepipe.ranks.stragglers import LINK, longest_unjudged
-from tracepipe.reports.report import Column, Result, Table
+from tracepipe.reports.report import Column, Result, Table, not_listed
 from tracepipe.units import agree, counted, duration_text
 
 _NAMES_MAX: Final = 8
@@ -46,6 +46,58 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
             table.rows = every[:top]
             notes.append(f"{table.name}: {counted(len(every) - top, 'more row|rows')}; --top 0 lists all")
     return Result("RANKS", [*found], notes)
+
+
+def steps(job: Job, top: int) -> Result:
+    """The steps of a job, the `top` longest, or all for 0."""
+    table, notes = _steps(job), _notes(job)
+    every = list(table.rows)
+    table.rows = every[: top or None]
+    return Result("STEPS", [table], [*not_listed(len(every) - len(table.rows), "step|steps"), *notes])
+
+
+# The steps and the slow ranks on the first screen.
+_STEPS_SHOWN, _SLOW_SHOWN = 4, 3
+
+
+def screen(job: Job, name: str) -> Result:
+    """The first screen of a job: its steps, how the ranks spent them, and who is slow."""
+    table, ranks = _steps(job), job.ranks
+    steps_ns = sorted(row[2] for row in table.rows)
+    hosts = counted(len(set(job.hosts.values())), "host|hosts")
+    heading = (
+        f"{name}   {counted(len(ranks['rank']), 'rank|ranks')} of {hosts}, "
+        f"{counted(len(steps_ns), 'step|steps')} (median {duration_text(steps_ns[(len(steps_ns) - 1) // 2])})"
+    )
+    whole_ns = max(sum(ranks["step_ns"].tolist()), 1)
+    compute_ns, exposed_ns, idle_ns, loading_ns = (
+        sum(ranks[name].tolist()) for name in ("compute_ns", "exposed_ns", "idle_ns", "loading_ns")
+    )
+    copies_ns = whole_ns - compute_ns - exposed_ns - idle_ns
+    shares = ", ".join(
+        f"{what} {100 * part_ns / whole_ns:.1f}%"
+        for what, part_ns in (
+            ("compute", compute_ns), ("communication alone", exposed_ns), ("copies alone", copies_ns),
+            ("idle", idle_ns),
+        )
+    )  # fmt: skip
+    lines = [f"The GPUs' time: {shares} (loading data {100 * loading_ns / whole_ns:.1f}%)."]
+    for one in job.stragglers[:_SLOW_SHOWN]:
+        who = (
+            f"Rank {_ranges(one.ranks)}" if len(one.ranks) == 1 else f"One of the ranks {_ranges(one.ranks)}"
+        )
+        lines.append(
+            f"{who} is slow ({one.slow}): {duration_text(one.own_ns)} a step, usual "
+            f"{duration_text(one.usual_ns)}; others wait {duration_text(one.costs_ns)} for it."
+        )
+    if not job.stragglers:
+        lines.append("No rank is slower than the ranks that do the same work.")
+    lines.append("Next: tracepipe ranks|steps|open PATH")
+    every = list(table.rows)
+    table.title = f"The longest of {len(every)} steps" if len(every) > _STEPS_SHOWN else "Steps"
+    table.rows, table.note = every[:_STEPS_SHOWN], ""
+    verdict = Table("verdict", "", (Column("says", ""),), [(line,) for line in lines])
+    return Result("", [table, verdict], _notes(job)[1:], heading=heading, notes_max=1)
 
 
 def _notes(job: Job) -> list[str]:

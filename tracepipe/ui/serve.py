@@ -389,6 +389,15 @@ def _has_screen() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
+def is_for_ui(path: Path) -> bool:
+    """Whether `path` begins as a file that the UI reads. Raises InputError for one that cannot be read."""
+    try:
+        _check_readable(path)
+    except FormatError:
+        return False
+    return True
+
+
 def _check_readable(path: Path) -> None:
     """Raises unless `path` begins as a file that the UI reads, as the browser's error would be less clear."""
     try:

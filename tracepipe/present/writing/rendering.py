@@ -132,9 +132,11 @@ def report_lines(
         out.seek(0)
         out.truncate()
 
-    for at, facts in enumerate(recordings):
+    if result.heading:
+        yield from styled(result.heading, "bold")
+    for at, facts in enumerate(recordings if not result.heading else ()):
         side = f"{result.sides[at]} " if result.sides else ""
-        yield from styled(result.heading or f"{side}{heading(facts)}", "bold" if result.heading else "dim")
+        yield from styled(f"{side}{heading(facts)}", "dim")
     if result.title:
         yield from styled(result.title, "bold")
     for part in result.parts:
