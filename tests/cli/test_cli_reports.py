@@ -74,6 +74,9 @@ def test_every_report_reads_every_input(run: Run, report: str, case: Case) -> No
     code, out, err = run(report, str(case.input))
     assert (code, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
+    if report == "summary":
+        assert out.startswith(f"{case.input.name}   ") and len(out.splitlines()) <= 24
+        code, out, err = run(report, str(case.input), "--all")
     assert "".join(out.split()).startswith(f"{case.input}:".replace(" ", ""))
     code, out, _ = run(report, str(case.input), "--json")
     data = json.loads(out)
@@ -83,8 +86,9 @@ def test_every_report_reads_every_input(run: Run, report: str, case: Case) -> No
 @pytest.mark.parametrize("report", SINGLE)
 def test_a_wide_terminal_shows_more(run: Run, report: str) -> None:
     recording = str(ROOT / "fixtures" / "capture-standin" / "input.jsonl")
-    _, narrow, _ = run(report, recording)
-    _, wide, _ = run(report, recording, columns=200)
+    more = ["--all"] if report == "summary" else []
+    _, narrow, _ = run(report, recording, *more)
+    _, wide, _ = run(report, recording, *more, columns=200)
     assert max(map(len, narrow.splitlines())) <= 80 < max(map(len, wide.splitlines())) <= 200
 
 
@@ -156,7 +160,7 @@ def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> Non
         {"type": "loss", "layer": "userspace", "count": 7},
         "{",
     )
-    _, out, _ = run("summary", str(recording), columns=200)
+    _, out, _ = run("summary", str(recording), "--all", columns=200)
     assert f"skipped: {recording}:6: is not JSON" in out
     assert "note: 1 call had no end: it is counted, but its length is not known" in out
     assert f"clock {GPU_CLOCK}: 1 pair, drift unknown, within 12 ns of monotonic" in out
@@ -178,7 +182,7 @@ def test_lines_without_a_time_are_placed_where_asked(run: Run) -> None:
         [{"at_ns": 300_000, "total_bytes": 1 << 20}, {"at_ns": 500_000, "total_bytes": 2 << 20}],
         [{"at_ns": 500_000, "total_bytes": 4096}],
     ]
-    _, out, _ = run("summary", recording, "--undated", "between", "--json")
+    _, out, _ = run("summary", recording, "--all", "--undated", "between", "--json")
     assert {row["layer"]: row["events"] for row in json.loads(out)["layers"]}["kernel"] == 2
 
 

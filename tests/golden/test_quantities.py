@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,9 @@ class Stated:
         """The tables of `ranks`, of a recording with one GPU and without ranges for steps."""
         if [row["name"] for row in self.steps] != [""]:
             return {}
-        return make_of_job(str(self.dataset.folder), "", JobOptions(top=0), force=False).result.as_json()
+        return make_of_job(
+            str(self.dataset.folder), "", JobOptions(top=0), force=False, showing=lambda _: nullcontext()
+        ).result.as_json()
 
     def activity(self, *names: str, key: str = "count") -> int:
         """The sum of some activities of `summary`."""

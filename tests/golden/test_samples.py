@@ -132,7 +132,7 @@ def test_a_sample_is_read_and_counted(sample: Sample) -> None:
     facts = run.facts
     assert (facts.source, facts.losses.total()) == (sample.source, sample.lost)
     assert tuple(problem.line for problem in facts.problems if problem.skipped) == sample.skipped
-    figures = summary.run(run, summary.Options()).as_json()
+    figures = summary.run(run, summary.Options(all=True)).as_json()
     assert {row["layer"]: row["events"] for row in figures["layers"] if row["events"]} == sample.events
     assert {row["activity"].strip(): row["count"] for row in figures["activities"]} == sample.activities
     moved = {row["what"]: row["total_bytes"] for row in figures.get("memory", [])}

@@ -205,7 +205,7 @@ def test_summary_says_what_limits_the_occupancy_of_kernels(load: Load) -> None:
         kernel(8000, "unknown", 128),
         event("I", 9000, "cuInit"),
     ]
-    rows = run(load(*some, *others, footer(H200)), Options()).as_json()["occupancy"]
+    rows = run(load(*some, *others, footer(H200)), Options(all=True)).as_json()["occupancy"]
     seen = [(row["name"], row["block_threads"], row["occupancy_percent"], row["limited_by"]) for row in rows]
     assert seen[0] == ("gemm", 256, 12.5, "registers")
     assert sorted(seen[1:]) == [("add<float>", 256, 100.0, None), ("add<float>", 512, 75.0, "registers")]
@@ -217,12 +217,12 @@ def test_summary_says_what_limits_the_occupancy_of_kernels(load: Load) -> None:
 def test_no_occupancy_is_claimed_of_an_unknown_gpu(load: Load) -> None:
     one = kernel(1000, "gemm", 256, registers=168, shared_bytes=0)
     for gpus in ((), ({"index": 0, "name": "a GPU"},), ({"index": 1, "compute_capability": "9.0"},)):
-        assert "occupancy" not in run(load(one, footer(*gpus)), Options()).as_json()
+        assert "occupancy" not in run(load(one, footer(*gpus)), Options(all=True)).as_json()
 
 
 def test_the_usual_launch_decides(load: Load) -> None:
     some = [kernel(1000 + 200 * at, "k", 128, registers=32, shared_bytes=n) for at, n in enumerate((0, 1, 1))]
-    (row,) = run(load(*some, footer(H200)), Options()).as_json()["occupancy"]
+    (row,) = run(load(*some, footer(H200)), Options(all=True)).as_json()["occupancy"]
     assert (row["shared_bytes"], row["launches"]) == (1, 3)
 
 
@@ -231,7 +231,7 @@ def test_many_kernels_are_examined_by_their_first_launches(load: Load) -> None:
         kernel(1000 + at, f"k{at % 50}", 128, registers=32 + at % 50, shared_bytes=0) for at in range(2000)
     ]
     read = load(*some, footer(H200))
-    assert len(run(read, Options()).as_json()["occupancy"]) == 10
+    assert len(run(read, Options(all=True)).as_json()["occupancy"]) == 10
     rows = run(read, Options(top=0)).as_json()["occupancy"]
     assert {row["name"]: row["registers"] for row in rows} == {f"k{n}": 32 + n for n in range(50)}
 
@@ -261,7 +261,9 @@ def test_warps_sets_achieved_occupancy_beside_the_theoretical_one(load: Load) ->
         warps_of("unknown", 3, 2, 2),
         footer(H200),
     )
-    rows = {row["kernel"]: row for row in warps.run(read, warps.Options()).as_json()["achieved_occupancy"]}
+    rows = {
+        row["kernel"]: row for row in warps.run(read, warps.Options()).as_json()["achieved_occupancy"]
+    }
     full = rows["full"]
     assert (full["blocks_per_sm"], full["theoretical_blocks_per_sm"]) == (4, 4)
     assert (full["active_warps_per_sm"], full["theoretical_warps_per_sm"]) == (16, 16)

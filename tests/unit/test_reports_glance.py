@@ -33,7 +33,7 @@ def called(start_ns: int, end_ns: int, launch: int, name: str = "cudaLaunchKerne
 
 def glance(load: Load, *records: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The sentences, and all figures."""
-    found = run(load(*records), Options()).as_json()
+    found = run(load(*records), Options(all=True)).as_json()
     return [row["says"] for row in found.get("glance", [])], found
 
 
@@ -125,7 +125,7 @@ def test_who_comes_last_to_a_collective_makes_the_others_wait(load: Load) -> Non
     }
     assert times == {"GPU 0": [0, 450, 160, 0], "GPU 1": [2, 0, 160, 450]}
     assert "GPU 1 is the last to start 2 of 2 collectives; the others wait 450 ns for it." in sentences
-    lines = report_lines([], run(load(kernel(1, 2, NCCL)), Options()), width=120)
+    lines = report_lines([], run(load(kernel(1, 2, NCCL)), Options(all=True)), width=120)
     assert not any("comes last" in line for line in lines)
 
 
@@ -222,7 +222,7 @@ def test_without_a_gpu_none_is_mentioned(load: Load) -> None:
     sentences, found = glance(load, span(1_100, 1_140, "ioctl", "syscall"))
     assert sentences == []
     assert not {"gpu_time", "kernels", "launch_delay", "peak_memory"} & found.keys()
-    assert run(load(span(1_100, 1_140, "ioctl", "syscall")), Options()).parts[0].name == "layers"
+    assert run(load(span(1_100, 1_140, "ioctl", "syscall")), Options(all=True)).parts[0].name == "layers"
 
 
 @pytest.mark.parametrize(

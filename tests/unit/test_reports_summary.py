@@ -41,7 +41,7 @@ def test_calls_inside_others_are_counted_apart(load: Load) -> None:
             span(1_300, 1_350, "cuLaunchKernel_ptsz"),
             span(1_400, 1_410, "cuLaunchHostFunc"),
         ),
-        Options(),
+        Options(all=True),
     )
     activities = table(result, "activities")
     assert (activities["CUDA API calls"]["count"], activities["CUDA API calls"]["total_ns"]) == (3, 160)
@@ -50,7 +50,7 @@ def test_calls_inside_others_are_counted_apart(load: Load) -> None:
 
 
 def test_functions_of_python_are_called_so(load: Load) -> None:
-    result = run(load(span(1_100, 1_150, "step", "hook") | {"layer": "python_function"}), Options())
+    result = run(load(span(1_100, 1_150, "step", "hook") | {"layer": "python_function"}), Options(all=True))
     assert table(result, "activities")["Python functions"]["total_ns"] == 50
 
 
@@ -75,7 +75,7 @@ def test_each_layer_has_its_times(load: Load) -> None:
             span(1_950, 1_957, "k", "gpu_kernel"),
             warps,
         ),
-        Options(),
+        Options(all=True),
     )
     found = {
         name: (row["count"], row["total_ns"], row["max_ns"])
@@ -104,7 +104,7 @@ def test_each_layer_has_its_times(load: Load) -> None:
 
 
 def test_calls_without_an_end_are_counted_and_not_timed(load: Load) -> None:
-    result = run(load(event("B", 1_100, "cuInit"), event("E", 1_200, "lost its begin")), Options())
+    result = run(load(event("B", 1_100, "cuInit"), event("E", 1_200, "lost its begin")), Options(all=True))
     (row,) = result.as_json()["calls"]
     assert (row["name"], row["count"], row["total_ns"], row["p99_ns"]) == ("cuInit", 1, None, None)
 
@@ -121,7 +121,7 @@ def test_memory_events_state_what_was_moved(load: Load) -> None:
             event("I", 1_510, "HtoD", "transfer", args={"size": 7}),
             span(1_600, 1_610, "HtoD", "transfer", gpu=0, args={"size": 400}),
         ),
-        Options(),
+        Options(all=True),
     )
     moved = table(result, "memory")
     assert list(moved) == ["alloc", "free", "HtoD", "HtoD (GPU)"]
@@ -158,9 +158,9 @@ def test_bytes_in_all_count_a_copy_once(load: Load) -> None:
         ([span(1_100, 1_140, "cuMemAlloc_v2", args={"size_bytes": 64})], (64, 1, 0, 0)),
         ([event("I", 1_100, "alloc", "memory")], (None, 1, 0, 0)),
     ):
-        (found,) = run(load(*events), Options()).as_json()["bytes"]
+        (found,) = run(load(*events), Options(all=True)).as_json()["bytes"]
         assert tuple(found.values()) == row
-    assert "bytes" not in run(load(span(1_100, 1_140, "cuInit")), Options()).as_json()
+    assert "bytes" not in run(load(span(1_100, 1_140, "cuInit")), Options(all=True)).as_json()
 
 
 def test_the_slowest_calls_stand_one_by_one(load: Load) -> None:
@@ -168,7 +168,7 @@ def test_the_slowest_calls_stand_one_by_one(load: Load) -> None:
     inside = [span(9_000, 9_900, "cudaOuter", tid=3), span(9_100, 9_800, "cuInner", tid=3)]
     open_call = event("B", 9_950, "cuNever", tid=4)
     loaded = load(*calls, *inside, open_call, span(1_000, 99_000, "futex", "syscall"))
-    (slowest,) = [part for part in run(loaded, Options()).parts if part.name == "slowest"]
+    (slowest,) = [part for part in run(loaded, Options(all=True)).parts if part.name == "slowest"]
     rows = [*slowest.lazily()]
     assert [row["name"] for row in rows] == [
         "cudaOuter", "cu6", "cu13", "cu20", "cu27", "cu34", "cu5", "cu12", "cu19", "cu26",
@@ -188,13 +188,13 @@ def test_the_slowest_of_many_calls_are_sorted_by_length_then_start(load: Load) -
 
 
 def test_without_cuda_calls_the_slowest_are_of_what_was_recorded(load: Load) -> None:
-    rows = run(load(span(1_000, 1_900, "futex", "syscall")), Options()).as_json()["slowest"]
+    rows = run(load(span(1_000, 1_900, "futex", "syscall")), Options(all=True)).as_json()["slowest"]
     assert [row["name"] for row in rows] == ["futex"]
 
 
 def test_a_recording_of_nothing_is_reported_in_words(load: Load) -> None:
     loaded = load()
-    result = run(loaded, Options())
+    result = run(loaded, Options(all=True))
     assert result.as_json() == {"layers": [], "activities": [], "notes": []}
     lines = list(report_lines([loaded.facts], result, width=80))
     assert "The recording holds no events." in lines
@@ -215,7 +215,7 @@ def test_without_memory_events_the_calls_that_succeeded_are_used(load: Load) -> 
             span(1_350, 1_370, "cudaMemcpy", args={"size_bytes": 100, "direction": "HtoD"}),
             span(1_400, 1_420, "cuMemcpyDtoH_v2", args={"size_bytes": 100}),
         ),
-        Options(),
+        Options(all=True),
     )
     moved = table(result, "memory")
     keys = ("count", "total_bytes", "total_ns", "bytes_per_s")
@@ -234,7 +234,7 @@ def test_processes_have_their_own_sums(load: Load) -> None:
             span(1_120, 1_150, "ioctl", "syscall", pid=9, tid=9),
             span(1_300, 1_340, "k", "gpu_kernel", pid=9),
         ),
-        Options(),
+        Options(all=True),
     )
     keys = ("process", "threads", "calls", "calls_ns", "ioctls", "ioctls_ns", "kernels_ns", "running_ns")
     assert [tuple(row[key] for key in keys) for row in result.as_json()["processes"]] == [
@@ -245,7 +245,9 @@ def test_processes_have_their_own_sums(load: Load) -> None:
 
 def test_losses_are_shown_by_layer(load: Load) -> None:
     loss = {"type": "loss", "layer": "syscall", "count": 3, "ts_ns": 1_200}
-    result = run(load(span(1_100, 1_200, "ioctl", "syscall"), loss, {"type": "loss", "count": 5}), Options())
+    result = run(
+        load(span(1_100, 1_200, "ioctl", "syscall"), loss, {"type": "loss", "count": 5}), Options(all=True)
+    )
     layers = table(result, "layers")
     assert (layers["syscall"]["events"], layers["syscall"]["lost"], layers["syscall"]["lost_percent"]) == (
         1,
@@ -332,7 +334,7 @@ KERNEL = (
 
 def test_a_long_name_is_one_line_without_its_middle(load: Load) -> None:
     loaded = load(span(1_000, 1_500, KERNEL, "gpu_kernel", gpu=0))
-    result = run(loaded, Options())
+    result = run(loaded, Options(all=True))
 
     def row(width: int, **how: bool) -> str:
         lines = report_lines([loaded.facts], result, width=width, **how)
@@ -366,7 +368,7 @@ def test_groups_of_tracks_that_are_not_processes_are_not_listed(load: Load) -> N
             span(1_100, 1_200, "profiler", "hook", pid=2_147_483_647) | {"layer": "Trace"},
             span(1_300, 1_340, "cuInit", pid=2_147_483_646),
         ),
-        Options(),
+        Options(all=True),
     )
     assert [row["pid"] for row in result.as_json()["processes"]] == [7, 10_000_007, None]
     (note,) = (note for part in result.parts if "Not listed" in (note := getattr(part, "note", "")))

@@ -161,8 +161,8 @@ def open_trace(
     notify: Callable[[str], None],
     showing: Callable[[str], AbstractContextManager[Progress | None]],
 ) -> None:
-    """Open a trace in the Perfetto UI, which gets it from this process. A recording, a dataset and a folder of
-    recordings are converted first. Raises InputError, and what `convert` raises.
+    """Open a trace in the Perfetto UI, which gets it from this process. A recording, a dataset and a folder
+    of recordings are converted first. Raises InputError, and what `convert` raises.
     """
     from tracepipe.recording.remote import is_url
     from tracepipe.ui import serve

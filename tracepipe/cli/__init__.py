@@ -88,7 +88,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # `tracepipe run.jsonl` says what it is, and what to ask.
-        if args[0] not in self.list_commands(ctx) and Path(args[0]).exists():
+        if args[0] not in _COMMANDS and Path(args[0]).exists() and args[0] not in described_reports():
             args = ["summary", *args]
         return super().resolve_command(ctx, args)
 

@@ -21,6 +21,7 @@ from tracepipe.cli.options import (
 )
 from tracepipe.errors import OutputError
 from tracepipe.options import STANDARD, Option
+from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import say
 
 app = typer.Typer()
@@ -83,7 +84,7 @@ def capture(
         from tracepipe.cli.convert import convert_file
 
         convert_file([order.output], "perfetto", trace, states_losses=False, force=force)
-        open_trace(trace, local=local, browser=True, notify=say)
+        open_trace(trace, local=local, browser=True, notify=say, showing=progress)
 
 
 def check_source(command: list[str] | None, pid: list[int] | None, options: CaptureOptions) -> None:
