@@ -261,9 +261,7 @@ def test_warps_sets_achieved_occupancy_beside_the_theoretical_one(load: Load) ->
         warps_of("unknown", 3, 2, 2),
         footer(H200),
     )
-    rows = {
-        row["kernel"]: row for row in warps.run(read, warps.Options()).as_json()["achieved_occupancy"]
-    }
+    rows = {row["kernel"]: row for row in warps.run(read, warps.Options()).as_json()["achieved_occupancy"]}
     full = rows["full"]
     assert (full["blocks_per_sm"], full["theoretical_blocks_per_sm"]) == (4, 4)
     assert (full["active_warps_per_sm"], full["theoretical_warps_per_sm"]) == (16, 16)

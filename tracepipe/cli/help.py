@@ -70,7 +70,12 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     "hooks list": ("tracepipe hooks list", "sudo tracepipe hooks list 'nv*ioctl*'"),
     "hooks test": ("sudo tracepipe hooks test uprobe:libc.so.6:malloc -- ls",),
     "include": ('nvcc -I "$(tracepipe include)" app.cu',),
-    "summary": ("tracepipe summary run.jsonl", "tracepipe summary run.jsonl --top 20 --sort p99"),
+    "summary": (
+        "tracepipe summary run.jsonl",
+        "tracepipe summary runs/",
+        "tracepipe summary run.jsonl --all --top 20 --sort p99",
+    ),
+    "steps": ("tracepipe steps run.jsonl", "tracepipe steps run.jsonl --top 5"),
     "timeline": ("tracepipe timeline run.jsonl --start 560ms --end 640ms",),
     "layers": ("tracepipe layers run.jsonl", "tracepipe layers run.jsonl --call cudaMemcpy"),
     "gaps": ("tracepipe gaps run.jsonl --min 20us",),

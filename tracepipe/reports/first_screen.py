@@ -116,11 +116,11 @@ def _idle(found: Overview) -> Table:
     ]
     if not any(line for *_, line in rows):
         columns, rows = columns[:3], [row[:3] for row in rows]
-    of = "the steps' " if found.steps.are_marked else ""
+    where = " in steps" if found.steps.are_marked else ""
     title = (
-        f"{agree(len(found.of_gpus), 'GPU|GPUs')} idle {duration_text(idle_ns)} of {of}"
-        f"{duration_text(found.whole_ns)} ({100 * idle_ns / found.whole_ns:.1f}%); for "
-        f"{100 * found.late_ns / idle_ns:.1f}% of it nothing was launched"
+        f"{agree(len(found.of_gpus), 'GPU|GPUs')} idle {duration_text(idle_ns)} of "
+        f"{duration_text(found.whole_ns)}{where} ({100 * idle_ns / found.whole_ns:.1f}%), "
+        f"{100 * found.late_ns / idle_ns:.1f}% of it with nothing launched"
     )
     return Table("idle", title, columns, rows)
 
