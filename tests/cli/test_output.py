@@ -72,7 +72,7 @@ ASKED: dict[str, list[list[str]]] = {
         ["convert", ".", "-o", "x.pftrace", "--ranks", NAMED], ["convert", RUN, "--from", NAMED],
     ],
     "validate": [["validate", RUN], ["validate", NONE], ["validate", "--from", NAMED, RUN]],
-    "open": [["open", RUN], ["open", NONE], ["open", TRACE]],
+    "open": [["open", NONE], ["open", TRACE]],
     "capture": [
         ["capture", "--layers", NAMED, "--", "true"], ["capture", "-o", f"no/{NAMED}", "--", "true"],
         ["capture", "-o", RUN, "--", "true"], ["capture", "--hook", NAMED, "--", "true"],
@@ -105,7 +105,18 @@ ASKED: dict[str, list[list[str]]] = {
         ["report", RUN], ["report", RUN, "--json", "--force"], ["report", RUN, "--kernel", f"({NAMED}"],
     ],
 }  # fmt: skip
-for _name in ("summary", "timeline", "layers", "gaps", "memory", "warps", "stalls", "lines", "annotations"):
+for _name in (
+    "summary",
+    "steps",
+    "timeline",
+    "layers",
+    "gaps",
+    "memory",
+    "warps",
+    "stalls",
+    "lines",
+    "annotations",
+):
     ASKED[_name] = [[_name, RUN], [_name, RUN, "--json"], [_name, NONE], [_name, RUN, "--strict"]]
 for _name, _lists in ASKED.items():
     _lists.append([_name, f"--{NAMED}"])
