@@ -183,9 +183,7 @@ class Idle:
 
     def within(self, spans: Stretches) -> Idle:
         """The gaps' parts that are inside some stretches; the first and the last work stay."""
-        rows, start_ns, end_ns = pieces(
-            spans.start_ns, spans.end_ns, self.gaps.start_ns, self.gaps.end_ns
-        )
+        rows, start_ns, end_ns = pieces(spans.start_ns, spans.end_ns, self.gaps.start_ns, self.gaps.end_ns)
         gaps = Gaps(start_ns, end_ns, self.gaps.previous[rows], self.gaps.following[rows])
         return replace(self, gaps=gaps)
 

@@ -8,13 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tracepipe import __version__
+from tracepipe import __version__, paths
 from tracepipe.api import described_reports
 from tracepipe.cli.ending import exit_code_of
 from tracepipe.cli.help import put_help
@@ -88,7 +87,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # `tracepipe run.jsonl` says what it is, and what to ask.
-        if args[0] not in _COMMANDS and Path(args[0]).exists() and args[0] not in described_reports():
+        if args[0] not in _COMMANDS and paths.is_there(args[0]) and args[0] not in described_reports():
             args = ["summary", *args]
         return super().resolve_command(ctx, args)
 

@@ -100,8 +100,8 @@ class Stretches:
 def pieces(
     inside_ns: Int64s, until_ns: Int64s, start_ns: Int64s, end_ns: Int64s
 ) -> tuple[Ints, Int64s, Int64s]:
-    """The parts of spans [start, end) that are inside others [inside, until), which are sorted, not empty, and
-    do not overlap: the index of the span of each, and its start and end. Shapes `(parts,)`.
+    """The parts of spans [start, end) that are inside others [inside, until), which are sorted, and do not
+    overlap: the index of the span of each, and its start and end. Shapes `(parts,)`.
     """
     first = np.searchsorted(until_ns, start_ns, "right")
     count = np.maximum(np.searchsorted(inside_ns, end_ns) - first, 0)

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from tracepipe.analyses.functions import functions_of
 from tracepipe.analyses.overview import Kind, Overview, overview_of
+from tracepipe.analyses.step_tables import slow_steps, step_name, steps_table, wall_ns
 from tracepipe.kernel_names import kernel_title
 from tracepipe.reports.report import SHARE, Column, Result, Table
-from tracepipe.reports.steps import slow_steps, step_name, steps_table, wall_ns
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text
 
