@@ -65,11 +65,19 @@ def work_by_stack(run: Run, part: Part | None = None) -> Iterator[Work]:
         calls[launched] = launches.find(layer, rows[launched])
         stack = np.full(len(rows), NO_CALL, np.int64)
         known = np.flatnonzero(calls != NONE)
-        stack[known] = called_by(run, calls[known])
-        bare = known[stack[known] == NO_STACK]
-        if len(bare):
-            stack[bare] = _forward_stacks(run, calls[bare])
+        stack[known] = stacks_of(run, calls[known])
         yield Work(name, layer, rows, stack)
+
+
+def stacks_of(run: Run, calls: Int64s) -> Int64s:
+    """For rows of calls, the stack as `called_by` has it, or that of the forward operator of autograd plus
+    BACKWARD; else AUTOGRAD or NO_STACK. Shapes `(n,)`.
+    """
+    found = called_by(run, calls)
+    bare = np.flatnonzero(found == NO_STACK)
+    if len(bare):
+        found[bare] = _forward_stacks(run, calls[bare])
+    return found
 
 
 def _forward_stacks(run: Run, calls: Int64s) -> Int64s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from tracepipe.analyses.breakdown import HOOKED
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.gpu_contexts import context_tables
-from tracepipe.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
+from tracepipe.analyses.gpu_work import COPY, KERNEL, Idle, Work, gpu_work, idle_of
 from tracepipe.analyses.host_states import IN_CALL, STATES, USER, HostStates, Spent
 from tracepipe.analyses.idle_gaps import (
     BETWEEN,
@@ -29,10 +29,11 @@ from tracepipe.analyses.idle_gaps import (
     state_text,
 )
 from tracepipe.analyses.idle_places import IdlePlaces, idle_places
+from tracepipe.analyses.kernel_chains import NEAR_NS, SMALL_NS, chains_of, launching_ns, small_kernels
 from tracepipe.analyses.launch_gaps import launch_tables
 from tracepipe.analyses.parts import Part, PartOptions, part_of, titled
 from tracepipe.event.columns import NONE, Ints
-from tracepipe.event.groups import run_starts
+from tracepipe.event.groups import run_starts, sums_by
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
@@ -100,6 +101,7 @@ def run(run: Run, options: Options) -> Result:
             _causes(run, idle, kept, places.doing(), states, options.top),
             _longest(run, work, idle, kept, places, states, options),
         ]
+    result.parts += _launching(run, work, idle, gaps, part, options.top)
     threads, notes = _threads(run, idle, states, options.top)
     if len(threads.rows) > 1:
         result.parts.append(threads)
@@ -108,6 +110,62 @@ def run(run: Run, options: Options) -> Result:
     result.notes += work.left_out()
     result.notes += _notes(run, gaps, kept, options, has_copies)
     return result
+
+
+def _launching(
+    run: Run, work: Work, idle: list[Idle], gaps: IdleGaps, part: Part | None, top: int
+) -> Iterator[Table]:
+    """What launching small kernels costs, and the chains of them that recur."""
+    saved_ns = sums_by(gaps.gpu, launching_ns(run, work, gaps), len(idle))
+    is_small, lengths_ns = small_kernels(work), work.end_ns - work.start_ns
+    inside = np.ones(len(work), np.bool_)
+    if part is not None:
+        inside = part.spans.covered_ns(work.start_ns, work.start_ns + 1) > 0
+    wanted = inside & (work.what == KERNEL)
+    rows = []
+    for one, graph_ns in zip(idle, saved_ns.tolist(), strict=True):
+        own = one.rows.start + np.flatnonzero(wanted[one.rows])
+        small = own[is_small[own]]
+        if len(small):
+            sums_ns = int(lengths_ns[small].sum()), int(lengths_ns[own].sum())
+            shares = 100 * len(small) / len(own), 100 * sums_ns[0] / sums_ns[1]
+            rows.append((one.gpu, len(own), len(small), *shares, graph_ns))
+    if not rows:
+        return
+    yield Table(
+        "small_kernels",
+        f"Kernels shorter than {duration_text(SMALL_NS)}",
+        (
+            Column("gpu", "GPU", "id"),
+            Column("kernels", "kernels", "count"),
+            Column("small", "small", "count"),
+            Column("small_percent", "share", "percent"),
+            Column("small_time_percent", "of time", "percent"),
+            Column("graph_saves_ns", "a graph saves", "ns"),
+        ),
+        rows,
+        "A graph saves: the most that a CUDA graph could save, which is the idle time in steps before "
+        "kernels that were launched too late, without loading data.",
+    )
+    chains, count = chains_of(run, work, np.flatnonzero(inside), top)
+    if chains:
+        more = f" {not_listed(count - len(chains), 'chain|chains')[0]}." if count > len(chains) else ""
+        yield Table(
+            "chains",
+            "Chains of small kernels, which could be fused",
+            (
+                Column("kernels", "kernels"),
+                Column("length", "length", "count"),
+                Column("count", "times", "count"),
+                Column("kernels_ns", "in kernels", "ns"),
+                Column("gaps_ns", "between", "ns"),
+                Column("launched_by", "launched by"),
+            ),
+            [astuple(chain) for chain in chains],
+            "Each starts on the same stream at most "
+            f"{duration_text(NEAR_NS)} after the end of the one before. In kernels, between: the sums of all "
+            f"times that the chain occurs. Launched by: the first kernel.{more}",
+        )
 
 
 def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps, part: Part | None) -> Table:
