@@ -55,7 +55,7 @@ def write(job: Job, result: Result, ending: str, out: BinaryIO) -> None:
             for part in result.parts
             if isinstance(part, Table)
         ]
-        write_page(_about(job, result), "Ranks", sections, groups, out)
+        write_page(_about(job, result), "Ranks", [*sections, *groups], out)
     else:
         write_picture([panel for group in groups for panel in group.panels], ending[1:], out)
 

@@ -10,16 +10,18 @@ from tracepipe.reports.report import Report
 
 __all__ = ["REPORTS"]
 
-# The reports that the page of a recording contains, in this order, and their headings.
-_GATHERED = {
-    "summary": "Summary",
-    "warps": "Warps and findings",
-    "stalls": "What warps wait for",
-    "gaps": "Idle GPUs and what the CPU did",
-    "lines": "Lines of Python",
-    "annotations": "Annotations on the GPU",
-    "memory": "Memory",
-}
+# The reports that the page of a recording contains, in this order: their names, headings and own options.
+_GATHERED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("summary", "Summary", {"top": 10}),  # as by default: with other options it has all tables
+    ("steps", "Steps", {}),
+    ("gaps", "Idle GPUs and what the CPU did", {}),
+    ("lines", "Lines of Python", {}),
+    ("annotations", "Annotations on the GPU", {}),
+    ("warps", "Warps and findings", {}),
+    ("stalls", "What warps wait for", {}),
+    ("memory", "Memory", {}),
+    ("summary", "All tables", {"all": True}),
+)
 
 
 class _Reports(Mapping[str, Report]):
@@ -41,7 +43,7 @@ class _Reports(Mapping[str, Report]):
             module: Any = import_module(f"{__name__}.{self._modules[name]}")
             if name == "report":
                 self._loaded[name] = module.report_of(
-                    [(title, self[one]) for one, title in _GATHERED.items()]
+                    [(title, self[one], given) for one, title, given in _GATHERED]
                 )
             else:
                 self._loaded[name] = module.REPORT

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from tracepipe.analyses.parts import PartOptions, part_of, titled
 from tracepipe.errors import LibraryMissing, TracepipeError
@@ -16,6 +16,9 @@ from tracepipe.present.page.html_page import About, FigureGroup, Section, write_
 from tracepipe.reports.kernel_choice import check_kernel
 from tracepipe.reports.report import FileOutput, Report, Result
 from tracepipe.store.run import Run
+
+# The section with the verdict, and the picture with a strip of the timeline, which comes after it.
+_VERDICT, _STRIP = "summary", "gaps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,9 @@ class Options(PartOptions):
     ] = ""
 
 
-def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
-    """Return the report that shows others on one page, each under its heading, with their own defaults except
-    for `top`.
+def report_of(gathered: Sequence[tuple[str, Report, Mapping[str, Any]]]) -> Report:
+    """Return the report that shows others on one page, each under its heading and with these options, those
+    of the page, or else its own defaults.
     """
 
     def run(run: Run, options: Options) -> Result:
@@ -43,26 +46,31 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
         check_kernel(run, options.kernel)
         part = part_of(run, options)
         sections = [
-            _section(run, heading, report, options)
-            for heading, report in gathered
+            _section(run, heading, report, options, given)
+            for heading, report, given in gathered
             if report.suits(run) and (part is None or issubclass(report.options, PartOptions))
         ]
         groups = [FigureGroup(name, heading, panels(scope)) for name, (heading, panels) in FIGURES.items()]
+        strip = [group for group in groups if group.name == _STRIP]
+        others = [group for group in groups if group.name != _STRIP]
+        first = 1 if sections and sections[0].name == _VERDICT else 0
+        blocks: list[Section | FigureGroup] = [*sections[:first], *strip, *sections[first:], *others]
         result = Result("REPORT", notes=[panel.title for group in groups for panel in group.panels])
-        result.files[".html"] = partial(write_page, About.of(run), titled("Report", part), sections, groups)
+        result.files[".html"] = partial(write_page, About.of(run), titled("Report", part), blocks)
         return result
 
     needs = ("jinja2", "matplotlib", "scipy")
     return Report("report", Options, run, output=FileOutput((".html",)), needs=needs)
 
 
-def _section(run: Run, heading: str, report: Report, shared: Options) -> Section:
+def _section(run: Run, heading: str, report: Report, shared: Options, own: Mapping[str, Any]) -> Section:
     names = {field.name for field in fields(report.options)} - {"kernel"}
     given = {name: value for name in names if (value := getattr(shared, name, None)) not in (None, "")}
-    options = report.options(**given)
+    options = report.options(**{**given, **own})
+    name = heading.lower().replace(" ", "-") if "all" in own else report.name
     try:
-        return Section(report.name, heading, report.run(run, options))
+        return Section(name, heading, report.run(run, options))
     except LibraryMissing:
         raise
-    except TracepipeError as e:  # the recording lacks what this report needs
-        return Section(report.name, heading, None, f"{e}")
+    except TracepipeError:  # the recording lacks what this report needs
+        return Section(name, heading, Result(""))

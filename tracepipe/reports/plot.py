@@ -39,7 +39,7 @@ def run(run: Run, options: Options) -> Result:
     panels = [panel for group in groups for panel in group.panels]
     result = Result("PICTURES", notes=[panel.title for panel in panels])
     result.files = {
-        ".html": partial(write_page, About.of(run), "Pictures", (), groups),
+        ".html": partial(write_page, About.of(run), "Pictures", groups),
         ".png": partial(write_picture, panels, "png"),
         ".svg": partial(write_picture, panels, "svg"),
     }

@@ -378,4 +378,12 @@ def _range_times(warp: Ints, dur_ns: Int64s, of_block: Ints) -> tuple[int, ...]:
     return len(first), *spread, nearest(warps_ns, 0.5), nearest(skews_ns, 0.5), int(skews_ns.max())
 
 
-REPORT = Report("warps", Options, run, needs=("scipy",), companions={"stalls": ()}, of_one_clock=True)
+REPORT = Report(
+    "warps",
+    Options,
+    run,
+    needs=("scipy",),
+    companions={"stalls": ()},
+    of_one_clock=True,
+    suits=lambda run: len(run.warp_table) > 0 or len(run.layer("gpu_thread")) > 0,
+)

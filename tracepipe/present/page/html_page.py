@@ -1,15 +1,18 @@
-"""Writes a page of tables, findings and figures in one file: without scripts, other files or the network.
+"""Writes a page of tables, findings and figures in one file: without other files or the network.
 
 Its content comes from recordings that are not trusted. The template escapes all of it, and the page's content
-security policy forbids a browser to run any script or load anything.
+security policy forbids a browser to load anything, or to run any script but `page.js`, whose hash it has.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
 import shlex
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
@@ -26,6 +29,8 @@ from tracepipe.units import duration_text
 
 _TEMPLATES = Path(__file__).parent
 _PRE_COLUMNS = 120
+# Longer texts may be cut off on a narrow screen.
+_LONG_TEXT = 16
 # A table with more columns has smaller letters.
 _NARROW_COLUMNS = 11
 # The beginnings of lines that state that something is missing.
@@ -34,12 +39,11 @@ _LOST = ("lost", "left out", "skipped")
 
 @dataclass(slots=True)
 class Section:
-    """The result of a report under a heading; `missing` is the reason why there is none."""
+    """The result of a report under a heading."""
 
     name: str
     heading: str
-    result: Result | None
-    missing: str = ""
+    result: Result
 
 
 @dataclass(slots=True)
@@ -70,10 +74,9 @@ class About:
         return cls(subject, list(_facts(run.facts)), list(_limits(run.facts)))
 
 
-def write_page(
-    about: About, title: str, sections: Sequence[Section], groups: Sequence[FigureGroup], out: BinaryIO
-) -> None:
-    """Write a page as HTML."""
+def write_page(about: About, title: str, blocks: Sequence[Section | FigureGroup], out: BinaryIO) -> None:
+    """Write a page as HTML. Sections and groups in which nothing is shown are left out."""
+    script = (_TEMPLATES / "page.js").read_text("utf-8")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -89,8 +92,9 @@ def write_page(
         version=__version__,
         facts=about.facts,
         limits=about.limits,
-        sections=[_section(section) for section in sections],
-        groups=groups,
+        blocks=list(filter(None, map(_block, blocks))),
+        script=Markup(script),
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
         svg=lambda panel: Markup(inline_svg(panel)),
         newline="\n",
     )
@@ -133,16 +137,28 @@ def _limits(facts: Facts) -> Iterable[dict[str, str]]:
     yield from ({"kind": "note", "text": line} for line in lines if line not in lost)
 
 
-def _section(section: Section) -> dict[str, Any]:
-    result = section.result or Result("")
-    notes = [*result.notes, *[section.missing] * bool(section.missing)]
-    parts = list(filter(None, map(_part, result.parts)))
-    return {"name": section.name, "heading": section.heading, "parts": parts, "notes": notes}
+# Advice for the terminal at the end of a note: `10 more lines are not listed: --top 0 lists all`.
+_ADVICE = re.compile(r"(: | \()--[a-z].*|^(Next: )?tracepipe .*", re.DOTALL)
+
+
+def _block(block: Section | FigureGroup) -> dict[str, Any]:
+    """What the template shows of a section or a group; empty where that is nothing."""
+    about = {"name": block.name, "heading": block.heading}
+    if isinstance(block, FigureGroup):
+        drawn = any(panel.draw for panel in block.panels)
+        return about | {"panels": block.panels, "parts": [], "notes": []} if drawn else {}
+    parts = list(filter(None, map(_part, block.result.parts)))
+    parts.sort(key=lambda part: part["kind"] != "sentences")
+    notes = list(filter(None, (_ADVICE.sub("", note) for note in block.result.notes)))
+    return about | {"panels": [], "parts": parts, "notes": notes} if parts else {}
 
 
 def _part(part: Table | Drawing) -> dict[str, Any]:
-    if isinstance(part, Table) and part.empty and not part.rows:
-        return {"kind": "text", "lines": [part.empty]}
+    if isinstance(part, Table) and not len(part.rows):
+        return {}
+    if isinstance(part, Table) and len(part.columns) == 1 and not part.columns[0].title:
+        lines = [str(row[0]) for row in part.rows if not _ADVICE.match(str(row[0]))]
+        return {"kind": "sentences", "title": part.title, "lines": lines}
     if isinstance(part, Table):
         return _table(part)
     # Other drawings are shown as text, as their data has every single event.
@@ -166,12 +182,14 @@ def _table(table: Table) -> dict[str, Any]:
             for value, column, kind in zip(row, table.columns, columns, strict=True)
         ]
         if table.grouped and row[0] == group:
-            cells[0] = {"kind": "text", "text": "", "exact": ""}
+            cells[0] = {"kind": "text", "text": "", "exact": "", "number": ""}
         group = row[0]
         rows.append(cells)
     size = "wide" if len(columns) > _NARROW_COLUMNS else ""
     shape = {"kind": "table", "title": table.title, "columns": columns, "rows": rows}
-    return shape | {"note": table.note, "size": size}
+    # Sorted by another column, the rows of a group would not be together.
+    sorts = not table.grouped and len(rows) > 1
+    return shape | {"note": table.note, "size": size, "sorts": sorts}
 
 
 _EXACT = {"ns": "ns", "change_ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
@@ -182,7 +200,8 @@ def _cell(value: object, unit: str, kind: str, titles: dict[str, str]) -> dict[s
     text = whole = cell(value, unit)
     if not unit:
         text = titles.get(whole, whole)
-    exact = whole if text != whole else ""
+    exact = whole if text != whole or len(whole) > _LONG_TEXT else ""
     if unit in _EXACT and value is not None:
         exact = f"{value:,.0f} {_EXACT[unit]}"
-    return {"kind": kind, "text": text, "exact": exact}
+    number = str(value) if unit and type(value) in (int, float) else ""
+    return {"kind": kind, "text": text, "exact": exact, "number": number}
