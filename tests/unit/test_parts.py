@@ -13,6 +13,8 @@ from tracepipe.errors import TracepipeError
 from tracepipe.reports import gaps, lines
 from tracepipe.reports.annotations import Options as RangeOptions
 from tracepipe.reports.annotations import run as ranges_of
+from tracepipe.reports.diff import Options as DiffOptions
+from tracepipe.reports.diff import run as compare
 from tracepipe.store.run import Run
 
 
@@ -105,3 +107,15 @@ def test_a_part_that_does_not_exist_is_refused(
         with pytest.raises(TracepipeError) as error:
             report(run, options(**part))
         assert (error.value.message, error.value.hint) == (message, hint)
+
+
+def test_a_part_is_compared_with_that_of_another_run(run: Run) -> None:
+    found = compare([lambda: run], [lambda: run], DiffOptions(step=3))
+    assert found.title.startswith("Step 3 takes 100 ns in A and 100 ns in B")
+    data = found.as_json()
+    totals = {row["what"]: row["a_ns"] for row in data["totals"]}
+    assert (totals["recording"], totals["GPU kernels"]) == (100, 50)
+    parts = {row["part"]: row["a_ns"] for row in data["wall"]}
+    assert parts == {"wall time": 100, "compute": 25, "idle": 75}
+    with pytest.raises(TracepipeError, match="No step 9"):
+        compare([lambda: run], [lambda: run], DiffOptions(step=9))

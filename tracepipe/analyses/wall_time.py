@@ -14,7 +14,9 @@ from tracepipe.analyses.gpu_work import gpu_times, gpu_work, idle_of, kinds_of, 
 from tracepipe.analyses.host_states import HostStates
 from tracepipe.analyses.idle_gaps import BETWEEN, gaps_of
 from tracepipe.analyses.idle_places import family, idle_places
+from tracepipe.analyses.parts import Part
 from tracepipe.analyses.steps import steps_of
+from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
 
 PARTS: Final = (
@@ -50,42 +52,45 @@ def _means(sums_ns: list[int], count: int, whole_ns: int) -> tuple[int, ...]:
     return tuple(means)
 
 
-def wall_time_of(run: Run) -> WallTime:
-    """Split the time of a recording."""
-    start_ns, end_ns = run.facts.start_ns, run.facts.end_ns
+def wall_time_of(run: Run, part: Part | None = None) -> WallTime:
+    """Split the time of a recording, or of a part of it, which has no steps."""
+    every = Stretches(np.array([run.facts.start_ns]), np.array([run.facts.end_ns]))
+    spans = every if part is None else part.spans
     work = gpu_work(run)
     if not len(work):
-        return WallTime(end_ns - start_ns)
+        return WallTime(spans.total_ns)
     times, steps = list(gpu_times(work, kinds_of(run, work))), steps_of(run)
     idle = [idle_of(work, time.gpu, time.rows) for time in times]
     sums_ns, of_steps_ns = [0] * len(PARTS), [0] * len(PARTS)
     for time, one in zip(times, idle, strict=True):
         # Work may lie outside the recording, by an error of the clocks.
-        bounds_ns = np.clip([one.first_ns, one.last_ns], start_ns, end_ns)
-        within = partition_of(time, bounds_ns[:1], bounds_ns[1:])
-        outside_ns = bounds_ns - start_ns, end_ns - bounds_ns
-        parts_ns = [*(int(part[0]) for part in within), int(outside_ns[0][0]), int(outside_ns[1][1])]
+        begins_ns, ends_ns = (np.clip(ns, one.first_ns, one.last_ns) for ns in (spans.start_ns, spans.end_ns))
+        within = partition_of(time, begins_ns, ends_ns)
+        before_ns = np.maximum(np.minimum(spans.end_ns, one.first_ns) - spans.start_ns, 0)
+        after_ns = np.maximum(spans.end_ns - np.maximum(spans.start_ns, one.last_ns), 0)
+        parts_ns = [int(ns.sum()) for ns in (*within, before_ns, after_ns)]
         sums_ns = [sum_ns + ns for sum_ns, ns in zip(sums_ns, parts_ns, strict=True)]
         within = partition_of(time, steps.start_ns, steps.end_ns)
         of_steps_ns[: len(within)] = [
-            sum_ns + int(part.sum()) for sum_ns, part in zip(of_steps_ns, within, strict=False)
+            sum_ns + int(ns.sum()) for sum_ns, ns in zip(of_steps_ns, within, strict=False)
         ]
-    count = len(steps.number) if steps.are_marked else 0
+    count = len(steps.number) if steps.are_marked and part is None else 0
     whole_ns = int((steps.end_ns - steps.start_ns).sum()) // max(count, 1)
     gaps = gaps_of(run, work, idle)
     gaps = gaps.select(np.flatnonzero(gaps.where == BETWEEN))
+    gaps = gaps if part is None else gaps.within(part.spans.start_ns, part.spans.end_ns)
     places = idle_places(run, gaps, HostStates(run))
     idle_ns = defaultdict[str, int](int)
     for place in places.sums(run, np.arange(len(places.gap))):
         idle_ns[place.range or place.line or NO_RANGE] += place.idle_ns
     busy_ns = defaultdict[str, int](int)
     if len(run.layer("annotation")) <= RANGES_MAX:
-        for name, *_, of_range_ns, _ in ranges_by_gpu_time(run, 0)[0]:
+        for name, *_, of_range_ns, _ in ranges_by_gpu_time(run, 0, holds=part.holds if part else None)[0]:
             busy_ns[family(name)] += of_range_ns or 0
     return WallTime(
-        end_ns - start_ns,
+        spans.total_ns,
         len(times),
-        _means(sums_ns, len(times), end_ns - start_ns),
+        _means(sums_ns, len(times), spans.total_ns),
         count,
         _means(of_steps_ns, len(times) * count, whole_ns) if count else (),
         {name: (ns // len(times), int(busy_ns[name])) for name, ns in idle_ns.items()},

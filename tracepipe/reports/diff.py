@@ -20,6 +20,7 @@ from tracepipe.analyses.measures import (
     is_recorded,
     measures,
 )
+from tracepipe.analyses.parts import Part, PartOptions, part_of
 from tracepipe.analyses.wall_time import NO_RANGE, PARTS, WallTime, wall_time_of
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools, Floats
@@ -38,7 +39,7 @@ Load = Callable[[], Run]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class Options(PartOptions):
     """Options of `tracepipe diff`."""
 
     top: Annotated[int, Option("Show the N largest changes in each table; 0: all.", "N")] = 10
@@ -54,7 +55,7 @@ class Options:
 
 
 def _read(
-    loads: Sequence[Load], found: Changes
+    loads: Sequence[Load], found: Changes, options: Options
 ) -> tuple[list[Facts], list[list[int | None]], list[WallTime]]:
     """Read the recordings one after the other, and add what is compared of each to `found`. Return the facts,
     the totals and the wall time of each.
@@ -63,14 +64,16 @@ def _read(
     patterns: Patterns = {}
     for at, load in enumerate(loads):
         run = load()
-        found.add(at, measures(run))
-        of_exits, late = exits(run)
-        found.add(at, of_exits)
-        for kernel, some in late.items():
-            patterns.setdefault(kernel, {}).update(some)
+        part = part_of(run, options)
+        found.add(at, measures(run, part))
+        if part is None:
+            of_exits, late = exits(run)
+            found.add(at, of_exits)
+            for kernel, some in late.items():
+                patterns.setdefault(kernel, {}).update(some)
         facts.append(run.facts)
-        totals.append([total(run) for _, _, total in _TOTALS])
-        walls.append(wall_time_of(run))
+        totals.append([total(run, part) for _, _, total in _TOTALS])
+        walls.append(wall_time_of(run, part))
         del run  # free its memory for the next one
     if patterns:
         # Threads that are late in one recording are compared in all.
@@ -89,7 +92,7 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
         )
     sizes = Sizes(len(a), len(b))
     found = Changes(sizes, options.alpha, options.min_change)
-    facts, totals, walls = _read([*a, *b], found)
+    facts, totals, walls = _read([*a, *b], found, options)
     left_out = [layer for layer in LAYER_OF if not all(is_recorded(one, layer) for one in facts)]
     of_totals = found.compare(
         left_out,
@@ -97,14 +100,16 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
         [(layer, row) for (_, layer, _), row in zip(_TOTALS, zip(*totals, strict=True), strict=True)],
     )
     result = Result(verdict(found, options.alpha, options.min_change))
+    subject = "The run" if options.step is None else f"Step {options.step}"
+    subject = f"The time in ranges {options.range}" if options.range else subject
     before, after = _typical(walls[: sizes.a]), _typical(walls[sizes.a :])
     if before.gpus and after.gpus:
-        result.title = wall_sentence(before, after) + (
+        result.title = wall_sentence(before, after, subject) + (
             f" {result.title}" if found.comparison.has_spread else ""
         )
         result.parts += _wall_tables(before, after, options.top, found.comparison.has_spread)
     elif not found.comparison.has_spread and (before.wall_ns or after.wall_ns):
-        result.title = f"{wall_sentence(before, after)} {result.title}"
+        result.title = f"{wall_sentence(before, after, subject)} {result.title}"
     result.sides = ["A"] * sizes.a + ["B"] * sizes.b
     several = found.comparison.has_spread
     result.parts.append(_totals(of_totals, several))
@@ -132,10 +137,10 @@ def _typical(walls: Sequence[WallTime]) -> WallTime:
     return sorted(walls, key=lambda one: one.wall_ns)[(len(walls) - 1) // 2]
 
 
-def wall_sentence(a: WallTime, b: WallTime) -> str:
+def wall_sentence(a: WallTime, b: WallTime, subject: str = "The run") -> str:
     """A sentence about the change of the wall time, with the parts that it consists of, the largest first."""
     says = (
-        f"The run takes {duration_text(a.wall_ns)} in A and {duration_text(b.wall_ns)} in B "
+        f"{subject} takes {duration_text(a.wall_ns)} in A and {duration_text(b.wall_ns)} in B "
         f"({change_text(b.wall_ns - a.wall_ns)})"
     )
     parts = zip(PARTS, a.parts_ns, b.parts_ns, strict=False)
@@ -213,32 +218,38 @@ def _lost(facts: Sequence[Facts]) -> Counter[str]:
     return most
 
 
-_TOTALS: tuple[tuple[str, str, Callable[[Run], int | None]], ...] = (
-    ("recording", "", lambda run: run.facts.end_ns - run.facts.start_ns),
+Total = Callable[[Run, Part | None], int | None]
+
+
+def _total(layer: str, rows: Callable[[Run, Layer], Bools] | None = None) -> Total:
+    """The function that sums the lengths of a layer, of some rows of it."""
+
+    def total(run: Run, part: Part | None) -> int | None:
+        of = run.layer(layer)
+        some = np.flatnonzero(np.ones(len(of), np.bool_) if rows is None else rows(run, of))
+        lengths_ns = of.lengths_ns(some if part is None else some[part.holds(layer, some)])
+        return int(lengths_ns.sum()) if len(lengths_ns) else None
+
+    return total
+
+
+def _length_ns(run: Run, part: Part | None) -> int:
+    return run.facts.end_ns - run.facts.start_ns if part is None else part.spans.total_ns
+
+
+_TOTALS: tuple[tuple[str, str, Total], ...] = (
     (
-        "CUDA API calls",
-        "userspace",
-        lambda run: _sum(run.layer("userspace"), run.layer("userspace").is_outermost),
+        "recording",
+        "",
+        lambda run, part: part.spans.total_ns if part else run.facts.end_ns - run.facts.start_ns,
     ),
-    ("GPU kernels", "gpu_kernel", lambda run: _sum(run.layer("gpu_kernel"))),
-    (
-        "copies on the GPU",
-        "transfer",
-        lambda run: _sum(run.layer("transfer"), ~run.has("gpu", None, run.layer("transfer"))),
-    ),
-    ("system calls", "syscall", lambda run: _sum(run.layer("syscall"))),
-    (
-        "threads running",
-        "scheduler",
-        lambda run: _sum(run.layer("scheduler"), run.has("name", RUNNING, run.layer("scheduler"))),
-    ),
+    ("CUDA API calls", "userspace", _total("userspace", lambda run, of: of.is_outermost)),
+    ("GPU kernels", "gpu_kernel", _total("gpu_kernel")),
+    ("copies on the GPU", "transfer", _total("transfer", lambda run, of: ~run.has("gpu", None, of))),
+    ("system calls", "syscall", _total("syscall")),
+    ("threads running", "scheduler", _total("scheduler", lambda run, of: run.has("name", RUNNING, of))),
 )
 """The totals of a recording: title, layer of the records, and the function that computes the total."""
-
-
-def _sum(layer: Layer, rows: Bools | None = None) -> int | None:
-    lengths_ns = layer.lengths_ns(np.ones(len(layer), np.bool_) if rows is None else rows)
-    return int(lengths_ns.sum()) if len(lengths_ns) else None
 
 
 def _whole(value: float | None) -> int | None:
