@@ -171,7 +171,7 @@ def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
     return IdlePlaces(**columns, lines=finder.lines)
 
 
-def _operators(run: Run) -> Bools:
+def operators(run: Run) -> Bools:
     """Flags the shapes of annotations that are operators of a framework. Shape `(shapes,)`."""
     domains = [run.shapes.number_of("domain", one) for one in sorted(OPERATORS)]
     (of_names, by_name), (of_hashes, has_hash) = (
@@ -189,7 +189,7 @@ class _Finder:
 
     def __init__(self, run: Run) -> None:
         self._run, shapes = run, run.shapes
-        own = ~_operators(run) & (shapes.column("gpu") == NONE)
+        own = ~operators(run) & (shapes.column("gpu") == NONE)
         self._ranges = _Slices(run, "annotation", own, values_by_names(run, "annotation", is_loading))
         frames_of, frames = values_by_names(run, "hook", frame_of)
         is_python = np.isin(

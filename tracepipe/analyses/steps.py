@@ -112,7 +112,7 @@ def gpu_steps(run: Run, work: Work, kinds: Ints) -> tuple[list[GpuSteps], bool]:
     first work to its last.
     """
     steps, loading, found = steps_of(run), loading_of(run), []
-    step = _step_of_work(run, steps, work)
+    step = step_of_work(run, steps, work)
     is_late = steps.are_marked and _inside(steps, work, step) < _INSIDE_LEAST
     for time in gpu_times(work, kinds):
         start_ns, end_ns = steps.start_ns, steps.end_ns
@@ -125,7 +125,7 @@ def gpu_steps(run: Run, work: Work, kinds: Ints) -> tuple[list[GpuSteps], bool]:
     return found, is_late
 
 
-def _step_of_work(run: Run, steps: Steps, work: Work) -> Int64s:
+def step_of_work(run: Run, steps: Steps, work: Work) -> Int64s:
     """The index of the step in which each row of work was launched, NONE outside of all. Shape `(rows,)`."""
     calls = run.layer("userspace")
     if not steps.are_marked or not len(calls):

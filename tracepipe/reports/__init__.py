@@ -62,6 +62,7 @@ REPORTS = _Reports(
         "summary": "One screen: the steps, where the GPUs' time goes, and the largest cause; all tables with "
         "--all.",
         "steps": "How the GPUs spent each step: compute, communication, copies, idle; which are slow, why.",
+        "whatif": "How long the steps would be without a range, call or kernel, or with faster ones.",
         "timeline": "The timeline on the terminal: layers of threads, streams of GPUs, running warps.",
         "layers": "Time of calls at each layer: in the call itself, in ioctls, in the driver, "
         "off-CPU, on the GPU.",
