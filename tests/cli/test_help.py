@@ -29,7 +29,7 @@ from tracepipe.tracer.request import LAYER_NAMES
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 RUN = FIXTURES / "capture-h200" / "input.jsonl"
 # What an example does beyond files: it records, serves a browser, or compiles.
-_NOT_RUN = ("capture", "live", "open", "doctor", "hooks", "include", "")
+_NOT_RUN = ("capture", "live", "open", "doctor", "hooks", "include", "whatif", "")
 
 
 def commands() -> Iterator[tuple[str, Any]]:

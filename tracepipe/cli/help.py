@@ -75,6 +75,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "tracepipe summary runs/",
         "tracepipe summary run.jsonl --all --top 20 --sort p99",
     ),
+    "whatif": ("tracepipe whatif run.jsonl", "tracepipe whatif run.jsonl --without 'data loading'"),
     "steps": ("tracepipe steps run.jsonl", "tracepipe steps run.jsonl --top 5"),
     "timeline": ("tracepipe timeline run.jsonl --start 560ms --end 640ms",),
     "layers": ("tracepipe layers run.jsonl", "tracepipe layers run.jsonl --call cudaMemcpy"),
