@@ -108,6 +108,7 @@ ASKED: dict[str, list[list[str]]] = {
 for _name in (
     "summary",
     "steps",
+    "whatif",
     "timeline",
     "layers",
     "gaps",
