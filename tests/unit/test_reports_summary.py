@@ -15,7 +15,7 @@ from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import SORTS, functions_of, slowest_calls
 from tracepipe.hooks.sets import effect_of, load_set
 from tracepipe.libraries import np
-from tracepipe.present.writing.rendering import report_lines
+from tracepipe.present.writing.rendering import names_within, report_lines
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.reports.summary import Options, run
 
@@ -420,3 +420,16 @@ def test_python_functions_are_counted_without_ranges_of_gpus(load: Load) -> None
         ("other functions", 1, 30),
     ]
     assert {row["name"] for row in found["hooks"]} == {"train.py(10): step", "Buffer Flush"}
+
+
+def test_the_first_screen_tells_kernels_with_long_names_apart() -> None:
+    start, end = (
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize",
+        "_execute_segment_k_off_kernel__5x_cublas",
+    )
+    applied = "elementwise_kernel<128, 4, gpu_kernel_impl<{}<float>>(X&)::{{lambda(int)#1}}>"
+    names = [f"{start}{size}{end}" for size in ("128x128x64", "128x64x64")]
+    names += [applied.format(function) for function in ("AddFunctor", "MulFunctor")]
+    shown = names_within(names, 24)
+    assert len(set(shown)) == len(names) and all(len(one) <= 24 for one in shown)
+    assert [one.partition("<")[0] for one in shown[2:]] == ["AddFunctor", "MulFunctor"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tracepipe.analyses.functions import functions_of
 from tracepipe.analyses.overview import Kind, Overview, overview_of
 from tracepipe.analyses.step_tables import slow_steps, step_name, steps_table, wall_ns
-from tracepipe.kernel_names import kernel_title
+from tracepipe.present.writing.rendering import names_within
 from tracepipe.reports.report import SHARE, Column, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text
@@ -177,18 +177,13 @@ def _kernels(run: Run) -> list[str]:
     found = functions_of(run, "gpu_kernel", "total", _KERNELS)
     if not found.whole_ns:
         return []
-    names = [
-        f"{_short(kernel_title(name))} {100 * total_ns / found.whole_ns:.1f}%"
-        for name, _, _, total_ns, *_ in found.rows
-        if total_ns
+    names = names_within([name for name, *_ in found.rows], _NAME_COLUMNS)
+    shares = [
+        f"{name} {100 * row[3] / found.whole_ns:.1f}%"
+        for name, row in zip(names, found.rows, strict=True)
+        if row[3]
     ]
-    return [f"Kernels: {', '.join(names)}" + (", …" if found.left_out else "")]
-
-
-def _short(name: str) -> str:
-    """A name of at most _NAME_COLUMNS; the ends of names tell more than their middles."""
-    tail = _NAME_COLUMNS // 2
-    return name if len(name) <= _NAME_COLUMNS else f"{name[: _NAME_COLUMNS - tail - 1]}…{name[-tail:]}"
+    return [f"Kernels: {', '.join(shares)}" + (", …" if found.left_out else "")]
 
 
 def _of_calls(run: Run) -> Iterator[Table]:

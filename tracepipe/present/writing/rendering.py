@@ -285,6 +285,12 @@ def titles_of(texts: Iterable[str]) -> dict[str, str]:
     return {text: title if many[title] == 1 else text for text, title in longer.items()}
 
 
+def names_within(names: Sequence[str], size: int) -> list[str]:
+    """Names as a column of this size shows them, in which different ones differ."""
+    titles = titles_of(names)
+    return _elided_apart([titles[name] for name in names], size)
+
+
 def titled(text: str) -> str:
     """A text as it is shown: a C++ name loses its namespaces and parameters."""
     return kernel_title(text) if "::" in text and not _CPP.isdisjoint(text) else text
