@@ -86,6 +86,10 @@ class Replay:
         self._step = step_of_work(run, self.steps, self.work)
         self.kinds = kinds_of(run, self.work)
         self._refuse_what_is_not_known()
+        whole = self.steps.start_ns[:1], self.steps.end_ns[-1:]
+        busy = Stretches(self.work.start_ns, self.work.end_ns)
+        self.idle = float(busy.uncovered_ns(*whole)[0] / (whole[1] - whole[0])[0])
+        """The share of the time of the steps for which the GPU was idle."""
         self._learn()
         self.recorded_ns = self._lengths_ns(self.work.start_ns[self._order], int(self.work.end_ns.max()))
         self.unchanged_ns = self.lengths_ns(Change())
