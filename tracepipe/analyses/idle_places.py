@@ -19,7 +19,7 @@ from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_by_line import called_by
 from tracepipe.analyses.host_states import STATES, UNKNOWN, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, KEYS, IdleGaps
-from tracepipe.analyses.nesting import nearest_of, nearest_of_some
+from tracepipe.analyses.nesting import nearest_of, nearest_of_some, open_at
 from tracepipe.analyses.steps import is_loading, is_step, steps_of
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts, sums_by
@@ -120,17 +120,10 @@ class _Slices:
 
     def around(self, thread: int, at_ns: Int64s) -> Int64s:
         """The row of the innermost one around each time, NONE without one. Shapes `(n,)`."""
-        layer, rows, found = self._layer, self._of_thread.of(thread), np.full(len(at_ns), NONE, np.int64)
-        before = np.searchsorted(layer.start_ns[rows], at_ns, "right") - 1
-        places = np.flatnonzero(before >= 0)
-        inside = rows[before[places]]
-        while len(places):
-            has_ended = layer.end_ns[inside] <= at_ns[places]
-            found[places[~has_ended]] = inside[~has_ended]
-            places, inside = places[has_ended], layer.parent[inside[has_ended]].astype(np.int64)
-            places, inside = places[inside != NONE], inside[inside != NONE]
-            inside = nearest_of_some(layer.parent, self._wanted, inside)
-            places, inside = places[inside != NONE], inside[inside != NONE]
+        found = np.full(len(at_ns), NONE, np.int64)
+        for some, row in open_at(self._layer, self._of_thread.of(thread), at_ns):
+            first = self._wanted[row] & (found[some] == NONE)
+            found[some[first]] = row[first]
         return found
 
 
