@@ -95,6 +95,24 @@ def gpu_work(run: Run) -> Work:
     return Work(gpus, bounds, **columns, call=call, by_order=by_order & (call != NONE))
 
 
+def shapes_of(run: Run, work: Work) -> Int64s:
+    """The shape of each row of work, NONE for warps. Shape `(rows,)`."""
+    found = np.full(len(work), NONE, np.int64)
+    for what, layer in _LAYER_OF.items():
+        own = np.flatnonzero(work.what == what)
+        found[own] = run.layer(layer).shape[work.row[own]]
+    return found
+
+
+def streams_of(run: Run, work: Work) -> Int64s:
+    """The number of the stream of each row of work in the table of shapes, NONE where it is not known. Shape
+    `(rows,)`.
+    """
+    shape = shapes_of(run, work)
+    found: Int64s = np.where(shape == NONE, NONE, run.shapes.column("stream", np.maximum(shape, 0)))
+    return found
+
+
 def _of_layer(run: Run, what: int) -> dict[str, Any]:
     """The kernels, or the copies on a GPU."""
     layer = run.layer(_LAYER_OF[what])

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from tracepipe.analyses.gpu_by_line import Lines, stacks_of
-from tracepipe.analyses.gpu_work import COPY, KERNEL, Work
+from tracepipe.analyses.gpu_work import COPY, KERNEL, Work, shapes_of, streams_of
 from tracepipe.analyses.idle_gaps import BETWEEN, IdleGaps
 from tracepipe.analyses.nesting import open_at
 from tracepipe.analyses.steps import loading_of, steps_of
@@ -54,12 +54,9 @@ def chains_of(run: Run, work: Work, rows: Int64s, top: int) -> tuple[list[Chain]
     most time in kernels and gaps first: the first `top`, or all for 0, and how many there are.
     """
     on_stream = rows[(work.what[rows] == KERNEL) | (work.what[rows] == COPY)]
-    shape = np.zeros(len(on_stream), np.int64)
-    for what, layer in ((KERNEL, "gpu_kernel"), (COPY, "transfer")):
-        own = np.flatnonzero(work.what[on_stream] == what)
-        shape[own] = run.layer(layer).shape[work.row[on_stream[own]]]
+    shape = shapes_of(run, work)[on_stream]
     gpu = np.searchsorted(work.bounds, on_stream, "right")
-    stream = run.shapes.column("stream", shape)
+    stream = streams_of(run, work)[on_stream]
     order = np.lexsort((work.start_ns[on_stream], stream, work.pid[on_stream], gpu))
     on_stream, shape = on_stream[order], shape[order]
     start_ns, end_ns = work.start_ns[on_stream], work.end_ns[on_stream]

@@ -21,7 +21,7 @@ from tracepipe.analyses.host_states import (
     USER,
     HostStates,
 )
-from tracepipe.analyses.idle_gaps import IdleGaps, gaps_of
+from tracepipe.analyses.idle_gaps import LAST, IdleGaps, gaps_of
 from tracepipe.analyses.idle_places import IdlePlaces, Place, idle_places
 from tracepipe.analyses.steps import GpuSteps, Steps, gpu_steps, is_loading, steps_of
 from tracepipe.event.columns import NONE, Bools, Ints, distinct
@@ -31,6 +31,8 @@ from tracepipe.store.run import Run
 _WAITS: Final = re.compile(r"\w+Synchronize\w*|\w+Memcpy(?!\w*Async)\w*")
 # A gap of this length is one between two launches of a program that does nothing but launch.
 _SHORT_NS: Final = 50_000
+# A launch that keeps an idle GPU waiting for longer loads or compiles code.
+_LONG_LAUNCH_NS: Final = 1_000_000
 
 
 class Kind(Enum):
@@ -63,8 +65,9 @@ class Overview:
     `lone_copies_ns` and `idle_ns`, as in `Partition`, add up to `whole_ns`.
 
     `reasons` and `places` each add up to `idle_ns`; the longest come first. `late_ns` is the part of the idle
-    time before the begin of the call that launched the next work. `first_ns` is the time from the start of
-    the recording to the first work of a GPU.
+    time before the begin of the call that launched the next work, and after the last work. It is known for
+    `known_ns` of the idle time. `first_ns` is the time from the start of the recording to the first work of a
+    GPU.
     """
 
     steps: Steps
@@ -75,6 +78,7 @@ class Overview:
     lone_copies_ns: int = 0
     idle_ns: int = 0
     late_ns: int = 0
+    known_ns: int = 0
     first_ns: int = 0
     places: list[Place] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
@@ -103,10 +107,12 @@ def overview_of(run: Run) -> Overview:
         return found
     calls = run.layer("userspace")
     called = calls.rows(np.maximum(gaps.call, 0), "start_ns", "end_ns") if len(calls) else None
-    is_known = (gaps.call != NONE) & ~gaps.by_order
+    is_last = gaps.where == LAST
+    is_known = (gaps.call != NONE) & ~gaps.by_order & ~is_last
     begins_ns, returns_ns = (called.start_ns, called.end_ns) if called else (gaps.end_ns, gaps.end_ns)
-    late_ns = np.clip(begins_ns, gaps.start_ns, gaps.end_ns) - gaps.start_ns
-    found.late_ns = int(late_ns[is_known].sum())
+    late_ns = np.clip(np.where(is_last, gaps.end_ns, begins_ns), gaps.start_ns, gaps.end_ns) - gaps.start_ns
+    found.late_ns = int(late_ns[is_known | is_last].sum())
+    found.known_ns = int(gaps.dur_ns()[is_known | is_last].sum())
     places = idle_places(run, gaps, HostStates(run))
     every = np.arange(len(places.gap))
     found.places = places.sums(run, every)
@@ -173,11 +179,11 @@ def _kinds(run: Run, gaps: IdleGaps, places: IdlePlaces, queued: Bools) -> Ints:
     order = {
         Kind.LOADING: np.isin(places.range, loads),
         Kind.QUEUED: queued[places.gap],
-        Kind.UNKNOWN: is_state(UNKNOWN, ABSENT),
-        Kind.LAUNCHES: launches | (own & short[places.gap]),
+        Kind.UNKNOWN: is_state(UNKNOWN),
+        Kind.LAUNCHES: (launches & (places.dur_ns < _LONG_LAUNCH_NS)) | (own & short[places.gap]),
         Kind.WAITS: waits,
         Kind.CALL: in_call & ~own,
-        Kind.OFF_CPU: is_state(OFF_CPU),
+        Kind.OFF_CPU: is_state(OFF_CPU, ABSENT),
     }
     numbers = {kind: number for number, kind in enumerate(Kind)}
     return np.select(list(order.values()), [numbers[kind] for kind in order], numbers[Kind.HOST])

@@ -15,6 +15,8 @@ from tracepipe.units import duration_text
 
 # A step is slow if it takes longer than the median by this share and by this many of the usual distances.
 _SLOW, _DEVIATIONS = 0.1, 4
+# Of fewer steps it is not known what is usual.
+_USUAL_LEAST = 3
 _PARTS = {
     "compute_ns": "compute",
     "exposed_ns": "communication",
@@ -106,6 +108,8 @@ def _all_of(of_gpus: list[GpuSteps]) -> GpuSteps:
 def slow_steps(found: Overview) -> Iterator[SlowStep]:
     """The steps that are slower than usual, the slowest first, and what takes longer in them."""
     walls_ns = wall_ns(found)
+    if len(walls_ns) < _USUAL_LEAST:
+        return
     usual_ns = _median(walls_ns)
     distance_ns = _median(np.abs(walls_ns - usual_ns))
     least_ns = max(_SLOW * usual_ns, _DEVIATIONS * distance_ns)

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_named
-from tracepipe.analyses.gpu_work import Partition, Work, gpu_times, partition_of
+from tracepipe.analyses.gpu_work import Partition, Work, gpu_times, partition_of, streams_of
 from tracepipe.event.columns import NONE, Int64s, Ints
+from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run, once_a_run
 
@@ -106,18 +107,19 @@ class GpuSteps:
 def gpu_steps(run: Run, work: Work, kinds: Ints) -> tuple[list[GpuSteps], bool]:
     """How each GPU spent the steps, and whether steps are taken as the GPUs see them.
 
-    A step is the time of its range. Where the program runs so far ahead that most of the work of the steps
-    runs later than they do, a step of a GPU begins with the first work that was launched in it, and ends
-    where the next one begins. Without ranges that are called steps, the only step is the time from a GPU's
+    A step is the time of its range. Where the program runs so far ahead that much of the work of the steps
+    runs later than they do, a step of a GPU begins with the first work that was launched in it on the stream
+    with the most work, and ends where the next one begins. Without ranges that are called steps, the only step is the time from a GPU's
     first work to its last.
     """
     steps, loading, found = steps_of(run), loading_of(run), []
     step = step_of_work(run, steps, work)
     is_late = steps.are_marked and _inside(steps, work, step) < _INSIDE_LEAST
+    streams = streams_of(run, work) if is_late else step
     for time in gpu_times(work, kinds):
         start_ns, end_ns = steps.start_ns, steps.end_ns
         if is_late:
-            start_ns, end_ns = _seen_by_gpu(work, time.rows, step, len(steps.number))
+            start_ns, end_ns = _seen_by_gpu(work, time.rows, step, streams[time.rows], len(steps.number))
         elif not steps.are_marked:
             start_ns, end_ns = (work.start_ns[time.rows][:1], work.end_ns[time.rows].max(keepdims=True))
         loaded_ns = time.idle_inside_ns(loading, start_ns, end_ns)
@@ -136,18 +138,25 @@ def step_of_work(run: Run, steps: Steps, work: Work) -> Int64s:
 
 
 def _inside(steps: Steps, work: Work, step: Int64s) -> float:
-    """The share of the work launched in the steps that runs while they do; 1 without such work."""
-    some = np.flatnonzero(step != NONE)
-    lengths_ns = int((work.end_ns[some] - work.start_ns[some]).sum())
+    """Of the work that was launched in the steps or runs while they do, the share that runs while they do; 1
+    without such work.
+    """
     whole = Stretches(steps.start_ns[:1], steps.end_ns[-1:])
-    inside_ns = int(whole.covered_ns(work.start_ns[some], work.end_ns[some]).sum())
-    return inside_ns / lengths_ns if lengths_ns else 1
+    covered_ns = whole.covered_ns(work.start_ns, work.end_ns)
+    whole_ns = int(np.where(step != NONE, work.end_ns - work.start_ns, covered_ns).sum())
+    return int(covered_ns.sum()) / whole_ns if whole_ns else 1
 
 
-def _seen_by_gpu(work: Work, rows: slice, step: Int64s, count: int) -> tuple[Int64s, Int64s]:
-    """The start and the end of each step as a GPU sees it. Shapes `(count,)`."""
-    some = np.flatnonzero(step[rows] != NONE) + rows.start
-    last_ns = int(work.end_ns[some].max(initial=0)) if len(some) else int(work.end_ns[rows].max())
+def _seen_by_gpu(work: Work, rows: slice, step: Int64s, streams: Int64s, count: int) -> tuple[Int64s, Int64s]:
+    """The start and the end of each step as a GPU sees it. Shapes `(count,)`. Work on other streams, such as
+    copies of the next data, may run before all work of the steps before it.
+    """
+    some = np.flatnonzero(step[rows] != NONE)
+    of, first = number_rows(streams[some])
+    if len(some):
+        sums_ns = sums_by(of, (work.end_ns - work.start_ns)[rows][some], len(first))
+        some = some[of == np.argmax(sums_ns)] + rows.start
+    last_ns = int(work.end_ns[some].max()) if len(some) else int(work.end_ns[rows].max())
     start_ns = np.full(count, last_ns)
     np.minimum.at(start_ns, step[some], work.start_ns[some])
     start_ns = np.minimum.accumulate(start_ns[::-1])[::-1]

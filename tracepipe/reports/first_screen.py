@@ -11,7 +11,7 @@ from typing import Any, Final
 from tracepipe.analyses.functions import functions_of
 from tracepipe.analyses.overview import Kind, Overview, overview_of
 from tracepipe.analyses.step_tables import slow_steps, step_name, steps_table, wall_ns
-from tracepipe.present.writing.rendering import names_within
+from tracepipe.present.writing.rendering import elided, names_within
 from tracepipe.reports.report import SHARE, Column, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text
@@ -20,8 +20,11 @@ _COLUMNS = 80
 _STEPS, _PLACES, _NOTES = 3, 3, 1
 # A part of the time that is smaller is no cause.
 _LEAST_PERCENT = 10
+# What is known of less of the idle time is not said of it.
+_KNOWN_LEAST = 0.9
 _KERNELS = 3
 _NAME_COLUMNS = 24
+_FILE_COLUMNS = 16
 _CAUSES: Final = {
     Kind.LOADING: (
         "the program waits for its data loader",
@@ -37,15 +40,19 @@ _CAUSES: Final = {
         "Usual fix: CUDA graphs, torch.compile, larger batches",
     ),
     Kind.CALL: ("the CPU is in {call}", ""),
-    Kind.OFF_CPU: ("the launching thread is off the CPU", ""),
+    Kind.OFF_CPU: ("the launching thread does not run", ""),
     Kind.HOST: (
         "the CPU runs the program's own code",
         "Usual fix: launch first, or do this work in another process",
     ),
     Kind.UNKNOWN: ("it is not known what the CPU did", "Record the CUDA calls too"),
 }
+# Calls that are longer on average initialize the GPU or load code, whatever they are called.
+_LONG_CALL_NS: Final = 100_000_000
+_WARM_UP: Final = "Usual fix: warm up, as the first calls initialize the GPU"
 _FIXES: Final = {
     "Load": "Usual fix: load modules before the loop, or CUDA_MODULE_LOADING=EAGER",
+    "Launch": "Usual fix: warm up, as the first launch of a kernel loads it",
     "Malloc": "Usual fix: allocate before the loop, or cudaMallocAsync",
     "Free": "Usual fix: free after the loop, or cudaFreeAsync",
 }
@@ -76,11 +83,12 @@ def _heading(run: Run, found: Overview) -> str:
     if found.of_gpus and found.steps.are_marked:
         walls_ns = sorted(wall_ns(found).tolist())
         median = duration_text(walls_ns[(len(walls_ns) - 1) // 2])
-        parts.append(
-            f"{counted(len(walls_ns), 'step|steps')} ({'median ' if len(walls_ns) > 1 else ''}{median})"
-        )
-    text = f"{Path(facts.path).name}   {', '.join(parts)}"
-    return text if len(text) <= _COLUMNS else text.replace(name, "", 1)
+        length = "" if len(walls_ns) == 2 else f" ({'median ' if len(walls_ns) > 1 else ''}{median})"
+        parts.append(f"{counted(len(walls_ns), 'step|steps')}{length}")
+    file, text = Path(facts.path).name, ", ".join(parts)
+    if len(f"{file}   {text}") > _COLUMNS:
+        text = text.replace(name, "", 1)
+    return f"{elided(file, max(_FILE_COLUMNS, _COLUMNS - 3 - len(text)))}   {text}"
 
 
 def _of_gpus(run: Run, found: Overview) -> Iterator[Table]:
@@ -119,9 +127,10 @@ def _idle(found: Overview) -> Table:
     where = " in steps" if found.steps.are_marked else ""
     title = (
         f"{agree(len(found.of_gpus), 'GPU|GPUs')} idle {duration_text(idle_ns)} of "
-        f"{duration_text(found.whole_ns)}{where} ({100 * idle_ns / found.whole_ns:.1f}%), "
-        f"{100 * found.late_ns / idle_ns:.1f}% of it with nothing launched"
+        f"{duration_text(found.whole_ns)}{where} ({100 * idle_ns / found.whole_ns:.1f}%)"
     )
+    if found.known_ns >= _KNOWN_LEAST * idle_ns:
+        title += f", {100 * found.late_ns / found.known_ns:.1f}% of it with nothing launched"
     return Table("idle", title, columns, rows)
 
 
@@ -129,7 +138,9 @@ def _slow(found: Overview) -> list[str]:
     """The slowest step, where one is slow."""
     if not found.steps.are_marked:
         return []
-    return [one.text(f"Step {step_name(found, one.at)}") for one in [*slow_steps(found)][:1]]
+    return [
+        elided(one.text(f"Step {step_name(found, one.at)}"), _COLUMNS) for one in [*slow_steps(found)][:1]
+    ]
 
 
 def _cause(run: Run, found: Overview) -> Iterator[str]:
@@ -139,7 +150,7 @@ def _cause(run: Run, found: Overview) -> Iterator[str]:
     def of(part_ns: int) -> str:
         return f"{duration_text(part_ns)} of {duration_text(whole_ns)}"
 
-    if found.first_ns > whole_ns:
+    if found.first_ns > whole_ns and not found.steps.are_marked:
         yield f"The first work of a GPU begins {duration_text(found.first_ns)} after the start."
     reason = found.reasons[0] if found.reasons else None
     causes = {
@@ -161,14 +172,18 @@ def _cause(run: Run, found: Overview) -> Iterator[str]:
         yield "  Usual fix: pinned memory, copies on their own stream. Evidence: summary --all"
     elif reason is not None:
         words, fix = _CAUSES[reason.kind]
+        if reason.kind is Kind.HOST and not len(run.layer("scheduler")):
+            words = "the program runs its own code or waits"
         if reason.kind is Kind.CALL and reason.call:
             fix = next((text for part, text in _FIXES.items() if part in reason.call), "")
+            fix = _WARM_UP if reason.idle_ns >= _LONG_CALL_NS * reason.gaps else fix
         yield f"Largest cause: {words.format(call=reason.call)} ({of(part_ns)})."
         place = reason.place.line or reason.place.range
         if not place and reason.kind is Kind.HOST and run.facts.source == "tracepipe":
             fix = "capture --stacks python records the line of Python"
         if place and reason.kind is not Kind.LOADING:
-            yield f"  {100 * reason.place.idle_ns / reason.idle_ns:.0f}% of that in {place}"
+            text = f"  {100 * reason.place.idle_ns / reason.idle_ns:.0f}% of that in "
+            yield text + elided(place, _COLUMNS - len(text))
         yield f"  {f'{fix}. ' if fix else ''}Evidence: gaps"
 
 

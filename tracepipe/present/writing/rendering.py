@@ -165,9 +165,7 @@ def report_lines(
     if result.notes_max is not None and notes:
         # Losses come last.
         more = len(notes) - result.notes_max
-        lines = [
-            _elided(printable(of + line), width - (_MORE_NOTES if more > 0 else 0)) for of, line in notes
-        ]
+        lines = [elided(printable(of + line), width - (_MORE_NOTES if more > 0 else 0)) for of, line in notes]
         notes = [("", line) for line in lines[-result.notes_max :]]
         if more > 0:
             notes[-1] = "", f"{notes[-1][1]} (+{more}: --all)"
@@ -253,7 +251,7 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     for row, own in zip(bodies, groups, strict=True):
         if table.grouped and own != group:
             group = own
-            yield "", group if full_names else shown(_elided(group, width), ascii_only)
+            yield "", group if full_names else shown(elided(group, width), ascii_only)
         yield "", line(row)
 
 
@@ -321,7 +319,7 @@ def _elided_apart(texts: list[str], size: int) -> list[str]:
     """Texts that fit `size` cells. Where several would be the same without their middles, each keeps the
     place where it differs from the others.
     """
-    short = {text: _elided(text, size) for text in dict.fromkeys(texts)}
+    short = {text: elided(text, size) for text in dict.fromkeys(texts)}
     alike: dict[str, list[str]] = {}
     for text, its in short.items():
         alike.setdefault(its, []).append(text)
@@ -331,12 +329,12 @@ def _elided_apart(texts: list[str], size: int) -> list[str]:
         differs_at = next((at for at, (a, b) in enumerate(pairs) if a != b), 0)
         head = several[0][: min(size // 3, differs_at)]
         for text in several:
-            its = f"{head}…{_elided(text[differs_at:].lstrip(), size - _cells(head) - 1)}"
+            its = f"{head}…{elided(text[differs_at:].lstrip(), size - _cells(head) - 1)}"
             if _cells(its) > size:
                 its = short[text]
             while its in taken:
                 number += 1
-                its = f"{_elided(text, size - 1 - len(str(number)))}#{number}"
+                its = f"{elided(text, size - 1 - len(str(number)))}#{number}"
             taken.add(its)
             short[text] = its
     return [short[text] for text in texts]
@@ -346,13 +344,13 @@ def _placed(text: str, size: int, is_text: bool) -> str:
     """A cell padded to its column: text on the left, numbers on the right."""
     cells = _cells(text)
     if cells > size:
-        text = _elided(text, size)
+        text = elided(text, size)
         cells = _cells(text)
     blanks = " " * (size - cells)
     return text + blanks if is_text else blanks + text
 
 
-def _elided(text: str, size: int) -> str:
+def elided(text: str, size: int) -> str:
     """A text that fits `size` cells; a longer one loses its middle."""
     if _cells(text) <= size:
         return text
