@@ -77,15 +77,22 @@ def test_the_cause_of_idle_time_is_the_true_one(records: Records, says: list[str
     assert any("nothing launched" in line for line in lines) == ("99" not in str(records[-1].get("launch")))
 
 
+@pytest.mark.parametrize("copied_ms", [0.2, None], ids=["which began before", "without them"])
+def test_a_wait_inside_the_only_step_is_part_of_it(copied_ms: float | None, tmp_path: Path) -> None:
+    """The CPU waits for 50 ms before it launches most of the work, which runs after the step."""
+    records = [step(0, 0, 60), *launched(55, 59, 30)]
+    records += launched(0.1, copied_ms, 0.1, stream=9) if copied_ms else []
+    table, _ = shown(records, tmp_path)
+    assert [row["wall_ns"] / _MS for row in table["steps"]] == [88.8 if copied_ms else 30]
+
+
 def test_copies_for_the_next_step_do_not_begin_it(tmp_path: Path) -> None:
     """Each step launches 10 ms of work, of which a third is waiting, and a copy that runs at once."""
-    records = []
+    records = launched(0, 0.05, 19.9)
     for at in range(5):
-        records += [
-            step(at, 2 * at, 2),
-            *launched(2 * at + 0.1, 2 * at + 0.2, 0.1, type="transfer", stream=9),
-        ]
-        records += launched(2 * at + 0.5, 20 + 10 * at, 7)
+        at_ms = 1 + 2 * at
+        records += [step(at, at_ms, 2), *launched(at_ms + 0.1, at_ms + 0.2, 0.1, type="transfer", stream=9)]
+        records += launched(at_ms + 0.5, 20 + 10 * at, 7)
     table, lines = shown(records, tmp_path)
     assert [round(row["wall_ns"] / _MS) for row in table["steps"]] == [10, 10, 10, 10, 7]
     assert any("5 steps (median 10.0 ms)" in line for line in lines)

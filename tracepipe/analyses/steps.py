@@ -109,8 +109,8 @@ def gpu_steps(run: Run, work: Work, kinds: Ints) -> tuple[list[GpuSteps], bool]:
 
     A step is the time of its range. Where the program runs so far ahead that much of the work of the steps
     runs later than they do, a step of a GPU begins with the first work that was launched in it on the stream
-    with the most work, and ends where the next one begins. Without ranges that are called steps, the only step is the time from a GPU's
-    first work to its last.
+    with the most work, and ends where the next one begins. Without ranges that are called steps, the only
+    step is the time from a GPU's first work to its last.
     """
     steps, loading, found = steps_of(run), loading_of(run), []
     step = step_of_work(run, steps, work)
@@ -149,15 +149,22 @@ def _inside(steps: Steps, work: Work, step: Int64s) -> float:
 
 def _seen_by_gpu(work: Work, rows: slice, step: Int64s, streams: Int64s, count: int) -> tuple[Int64s, Int64s]:
     """The start and the end of each step as a GPU sees it. Shapes `(count,)`. Work on other streams, such as
-    copies of the next data, may run before all work of the steps before it.
+    copies of the next data, may run before all work of the steps before it. So only the first step begins
+    with work on any stream, if the work from before the steps has ended then.
     """
-    some = np.flatnonzero(step[rows] != NONE)
+    step, starts_ns, ends_ns = step[rows], work.start_ns[rows], work.end_ns[rows]
+    some = np.flatnonzero(step != NONE)
+    if not len(some):
+        last_ns = ends_ns.max()
+        return np.full(count, last_ns), np.full(count, last_ns)
     of, first = number_rows(streams[some])
-    if len(some):
-        sums_ns = sums_by(of, (work.end_ns - work.start_ns)[rows][some], len(first))
-        some = some[of == np.argmax(sums_ns)] + rows.start
-    last_ns = int(work.end_ns[some].max()) if len(some) else int(work.end_ns[rows].max())
+    main = streams[some[first[np.argmax(sums_by(of, (ends_ns - starts_ns)[some], len(first)))]]]
+    first_ns = starts_ns[some[0]]
+    some = some[streams[some] == main]
+    last_ns = ends_ns[some].max()
     start_ns = np.full(count, last_ns)
-    np.minimum.at(start_ns, step[some], work.start_ns[some])
+    np.minimum.at(start_ns, step[some], starts_ns[some])
     start_ns = np.minimum.accumulate(start_ns[::-1])[::-1]
+    before = (step == NONE) & (streams == main) & (starts_ns < start_ns[0])
+    start_ns[0] = min(start_ns[0], max(first_ns, ends_ns[before].max(initial=first_ns)))
     return start_ns, np.append(start_ns[1:], last_ns)
