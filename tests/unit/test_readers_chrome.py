@@ -257,6 +257,7 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
         *[("+1.5", 1.5), (".75", 0.75), ("-050", -50), ("246.", 246), ("00", 0), ("01e2", 100.0)],
         *[("[,1,,2 , ]", [1, 2]), ('{,"b":1,"c":{},,}', {"b": 1, "c": {}}), ('"\x01\t\n"', "\x01\t\n")],
         ('"x,]" ,', "x,]"),
+        *[(r'"C:\Users\new\\x \"y\\"', r'C:\Users\new\\x "y' + "\\" * 2), (r'"q\u12"', r"q\u12")],
     ],
 )
 def test_what_only_a_strict_parser_refuses_is_read(written: str, value: Any) -> None:
@@ -265,6 +266,13 @@ def test_what_only_a_strict_parser_refuses_is_read(written: str, value: Any) -> 
     (record,), problems = read(text)
     assert (record["ts_ns"], record["dur_ns"], record["args"]) == (1000, 750, {"of": value, "next": 7})
     assert problems == []
+
+
+@pytest.mark.usefixtures("core")
+def test_whole_ids_are_the_same_with_a_fraction() -> None:
+    records, problems = read([EVENT | {"pid": 7.0, "tid": 8.0}, EVENT | {"pid": 7.5, "tid": 8}])
+    assert ((records[0]["pid"], records[0]["tid"]), problems) == ((7, 8), [])
+    assert records[1]["pid"] != 7
 
 
 def test_a_time_of_unusual_form_keeps_its_nanoseconds() -> None:

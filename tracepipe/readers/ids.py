@@ -42,6 +42,8 @@ class Ids:
             return None
         if type(id) is str and id.isascii() and id.isdigit() and len(id) < 11 and int(id) <= ID_LIMIT:
             return int(id)
+        if type(id) is float and id.is_integer():  # as columns with gaps are written
+            return self.number(int(id))
         key = id if type(id) is int or type(id) is str else json.dumps(id, default=str)
         return self.number_for(key, is_real=isinstance(id, tuple))
 

@@ -123,6 +123,8 @@ _WORDS: Final = {
     b"False": b"false",
 }
 _LOOSE_NUMBER = re.compile(rb"\+?(-?)(?=\.?\d)0*([1-9]\d*)?(?:\.(\d*))?([eE][-+]?\d+)?")
+_ESCAPES = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_BACKSLASH = re.compile(rb'\\([^"])', re.DOTALL)
 _NUMBER_BYTES_MAX = 1 << 9
 # How an event begins inside of broken text, how many such places are tried, and how often the text is read.
 _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
@@ -452,7 +454,8 @@ def _finite(number: str) -> float | str:
 
 def _strict(text: bytes) -> bytes:
     """JSON without superfluous commas, in which bare words are values: `None`, `+.5`, and `-nan(ind)` as a
-    text. Raises ValueError where a string has no end.
+    text. In a string with an escape that JSON does not have, backslashes are letters. Raises ValueError
+    where a string has no end.
     """
     strict = bytearray()
     last, at = b"", 0
@@ -464,6 +467,8 @@ def _strict(text: bytes) -> bytes:
             if at < 0:
                 raise ValueError("a string has no end")
             part = text[token.start() : at]
+            if b"\\" in _ESCAPES.findall(part):  # as a path of Windows, by a writer that escapes quotes alone
+                part = _BACKSLASH.sub(lambda found: b"\\\\" + found[1] * (1 + (found[1] == b"\\")), part)
         elif part[:1] == b",":
             if last in (b"[", b"{") or text[at : at + 1] in (b"]", b"}"):
                 continue
