@@ -5,6 +5,7 @@
 //     launch N     N kernels are launched and run
 //     cuda N       the same by the runtime's function, which calls the driver's
 //     slow N       a kernel is launched and runs for N ms
+//     waits        an event is recorded in stream 13 of context 1, stream 14 waits for it, and the program for both
 //     needs R S D C   kernels have R registers, S and D bytes of static and dynamic shared memory from now on, and
 //                  an SM is configured for C bytes of it; 0: the driver chooses, and 8192 are there
 //     gpu          CUPTI says what GPU 0 is: one of compute capability 9.0
@@ -35,6 +36,7 @@
 #include <set>
 #include <utility>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <cupti.h>
@@ -155,6 +157,26 @@ void launch_by_runtime() {
     }
     call_back(cbid, false, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
 }
+// Calls that record an event and wait. CUPTI has the first of the two kinds only together with the second.
+void wait() {
+    std::lock_guard lock(mutex);
+    constexpr auto EVENT = CUPTI_ACTIVITY_KIND_CUDA_EVENT, WAIT = CUPTI_ACTIVITY_KIND_SYNCHRONIZATION;
+    constexpr uint32_t NONE = CUPTI_SYNCHRONIZATION_INVALID_VALUE;
+    CUpti_ActivityCudaEvent2 event{};
+    event.kind = EVENT, event.contextId = 1, event.streamId = 13, event.eventId = 5;
+    event.correlationId = correlation + 1;
+    if (kinds.count(EVENT) && kinds.count(WAIT)) add(event);
+    api(CUPTI_DRIVER_TRACE_CBID_cuEventRecord);
+    for (auto [cbid, stream, of] : {std::tuple{CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent, 14u, 5u},
+                                    {CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, 14u, NONE},
+                                    {CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, NONE, 5u}}) {
+        CUpti_ActivitySynchronization2 wait{};
+        wait.kind = WAIT, wait.contextId = 1, wait.streamId = stream, wait.cudaEventId = of;
+        wait.correlationId = correlation + 1;
+        if (kinds.count(WAIT)) add(wait);
+        api(cbid);
+    }
+}
 void run_waiting() {
     std::lock_guard lock(mutex);
     for (auto &[thread, buffer] : buffers) {
@@ -218,6 +240,8 @@ CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activi
         {CUPTI_ACTIVITY_KIND_DRIVER, sizeof(CUpti_ActivityAPI)},
         {CUPTI_ACTIVITY_KIND_RUNTIME, sizeof(CUpti_ActivityAPI)},
         {CUPTI_ACTIVITY_KIND_DEVICE, sizeof(CUpti_ActivityDevice5)},
+        {CUPTI_ACTIVITY_KIND_CUDA_EVENT, sizeof(CUpti_ActivityCudaEvent2)},
+        {CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, sizeof(CUpti_ActivitySynchronization2)},
         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, sizeof(CUpti_ActivityKernel10)}};
     auto *next = *record ? reinterpret_cast<uint8_t *>(*record) + (sizes.at((*record)->kind) + 7) / 8 * 8 : from;
     if (next >= from + bytes) return CUPTI_ERROR_MAX_LIMIT_REACHED;
@@ -241,8 +265,14 @@ CUptiResult cuptiGetResultString(CUptiResult, const char **text) { return *text 
 CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, const char **name) {
     bool is_driver = domain == CUPTI_CB_DOMAIN_DRIVER_API;
     *name = is_driver ? "cuGetSomething" : "cudaGetSomething";
-    if (is_driver && cbid == CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel) *name = "cuLaunchKernel";
-    if (is_driver && cbid == CUPTI_DRIVER_TRACE_CBID_cuModuleUnload) *name = "cuModuleUnload";
+    static const std::map<uint32_t, const char *> names{
+        {CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, "cuLaunchKernel"},
+        {CUPTI_DRIVER_TRACE_CBID_cuModuleUnload, "cuModuleUnload"},
+        {CUPTI_DRIVER_TRACE_CBID_cuEventRecord, "cuEventRecord"},
+        {CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent, "cuStreamWaitEvent"},
+        {CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, "cuStreamSynchronize"},
+        {CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, "cuEventSynchronize"}};
+    if (auto known = names.find(cbid); is_driver && known != names.end()) *name = known->second;
     if (!is_driver && cbid == CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000) *name = "cudaLaunchKernel_v7000";
     return CUPTI_SUCCESS;
 }
@@ -317,6 +347,7 @@ int main() {
             return 2;
         if (what == "gpu") gpu();
         if (what == "run") run_waiting();
+        if (what == "waits") wait();
         if (what == "changed") {
             std::lock_guard lock(mutex);
             what = std::to_string(functions_changed);

@@ -65,7 +65,7 @@ def kernel(
 
 
 def call(start_ns: int, number: int, correlation: int, result: int = 0) -> bytes:
-    return CALL.pack(start_ns, start_ns + 100, 0, RUNTIME, number, 43, correlation, result)
+    return CALL.pack(start_ns, start_ns + 100, 0, RUNTIME, number, 43, correlation, result, *[NO_STREAM] * 3)
 
 
 def lines(*chunks: bytes, renderer: GpuRenderer | None = None) -> list[dict[str, Any]]:
@@ -302,7 +302,7 @@ def test_memory_is_attributed_to_the_inner_of_two_calls_in_both_apis() -> None:
     driver = record(
         KernelKind.CALL_NAME, (1).to_bytes(4, "little") + (7).to_bytes(4, "little") + b"cuMemAlloc_v2"
     )
-    inner = CALL.pack(20, 60, 0, 1, 7, 43, 8, 0)
+    inner = CALL.pack(20, 60, 0, 1, 7, 43, 8, 0, *[NO_STREAM] * 3)
     calls = record(KernelKind.CALL, inner + call(10, MALLOC, 8))
     memory = record(KernelKind.MEMORY, MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, 8, 1, 3))
     events = lines(driver, function(MALLOC, "cudaMalloc_v3020"), calls, memory)

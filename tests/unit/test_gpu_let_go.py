@@ -69,6 +69,18 @@ def test_the_last_records_come_and_cupti_is_asked_for_nothing_more(recorded: Rec
     assert recorded.of("loss") == []
 
 
+def test_calls_that_record_an_event_or_wait_have_it_and_their_stream(recorded: Recorded) -> None:
+    recorded.do("waits")
+    recorded.stop()
+    assert [(call["name"], call["args"]) for call in recorded.of("userspace")] == [
+        ("cuEventRecord", {"result": 0, "context": 1, "stream": 13, "event": 5}),
+        ("cuStreamWaitEvent", {"result": 0, "context": 1, "stream": 14, "event": 5}),
+        ("cuStreamSynchronize", {"result": 0, "context": 1, "stream": 14}),
+        ("cuEventSynchronize", {"result": 0, "context": 1, "event": 5}),
+    ]
+    assert recorded.do("asked") == "asked for nothing"
+
+
 def test_a_capture_that_was_killed_is_treated_as_stopped(recorded: Recorded) -> None:
     recorded.do("launch 3")
     recorded.wait_for(3)

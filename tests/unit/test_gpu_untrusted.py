@@ -73,7 +73,7 @@ OF_KERNELS = [
     *COMMON,
     (kernels.KernelKind.HELLO, kernels.HELLO.pack(130001, 0, 1, 2, 3)),
     (kernels.KernelKind.CALL_NAME, struct.pack("<II", 2, 211) + b"cudaLaunchKernel_v7000"),
-    (kernels.KernelKind.CALL, kernels.CALL.pack(10, 20, 77, 2, 211, 43, 7, 0) * 2),
+    (kernels.KernelKind.CALL, kernels.CALL.pack(10, 20, 77, 2, 211, 43, 7, 0, 1, 14, 5) * 2),
     (kernels.KernelKind.KERNEL, kernels.KERNEL.pack(
         30, 40, 1, 0, 0, 1, 7, 7, 64, 1, 1, 128, 1, 1, 0, 0, 0, 16, 32, 54, 0, 0, 0, 0) * 2),
     (kernels.KernelKind.COPY, kernels.COPY.pack(30, 40, 4096, 0, 0, 1, 7, 8, 0, 0, 1, 1, 3, 0)),

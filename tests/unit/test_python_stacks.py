@@ -121,7 +121,8 @@ def _stack(pid: int, number: int, function: str) -> bytes:
 
 
 def _call(pid: int, number: int, correlation: int) -> bytes:
-    call = CALL.pack(10 * correlation, 11 * correlation, number, DRIVER, LAUNCH_ID, pid, correlation, 0)
+    place = (pid, correlation, 0, *[0xFFFFFFFF] * 3)
+    call = CALL.pack(10 * correlation, 11 * correlation, number, DRIVER, LAUNCH_ID, *place)
     return pack_record(KernelKind.CALL, pid, pid, 2, call)
 
 

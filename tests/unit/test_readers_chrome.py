@@ -38,6 +38,16 @@ def kineto(*some: dict[str, Any], **members: Any) -> list[Record]:
     return [record for record in records if record["type"] != "name"]
 
 
+@pytest.mark.usefixtures("core")
+def test_the_event_that_a_stream_waits_for_is_called_as_in_recordings() -> None:
+    wait = {"stream": 20, "correlation": 4, "device": 0, "context": 1, "wait_on_stream": 7}
+    wait |= {"wait_on_cuda_event_record_corr_id": 3, "wait_on_cuda_event_id": 5}
+    row = {"ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event", "pid": 0, "tid": 20, "ts": 1, "dur": 1}
+    found = kineto(row | {"args": wait}, row | {"ts": 3, "args": wait})
+    event = {key: value for key, value in wait.items() if key != "wait_on_cuda_event_id"} | {"event": 5}
+    assert [(one["gpu"], one["stream"], one["args"]) for one in found] == [(0, 20, event)] * 2
+
+
 # Forms ------------------------------------------------------------------------------------------------------
 
 ONE, TWO = b'{"ph":"X","name":"one","ts":1,"dur":1}', b'{"ph":"X","name":"two","ts":2,"dur":1}'

@@ -61,6 +61,35 @@ def changed(path: Path, *statements: str) -> Path:
     return path
 
 
+# Events and waits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_long_text", [False, True])
+def test_calls_have_the_event_and_the_stream_of_their_records(export: Any, has_long_text: bool) -> None:
+    name, none, other = "cudaStreamSynchronize_v3020", 0xFFFFFFFF, pid(400)
+    columns = "start end deviceId contextId streamId correlationId globalPid syncType eventId"
+    path = export(
+        RUNTIME=[call(at * 10, at * 10 + 5, name, at) for at in range(1, 6)],
+        SYNCHRONIZATION=rows(
+            columns,
+            (20, 25, 0, 1, 14, 2, P, 2, 8),
+            (20, 25, 0, 9, 9, 2, other, 2, 9),
+            *[(30, 35, 0, 1, 14, 3, P, 3, none)] * 2,
+            (40, 45, 0, 1, none, 4, P, 1, "?"),
+        ),
+        CUPTI_ACTIVITY_KIND_CUDA_EVENT=rows(
+            "timestamp deviceId contextId streamId correlationId globalPid eventId", (0, 0, 1, 13, 1, P, 8)
+        ),
+    )
+    if has_long_text:
+        long = "x" * (sqlite_tables._SORTED_LENGTH_MAX + 1)
+        changed(path, f"UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET eventClass = '{long}' WHERE start = 50")
+    calls = [record["args"] for record in read(path)[1] if record["type"] == "userspace"]
+    known = [{"context": 1, "stream": 13, "event": 8}, {"context": 1, "stream": 14, "event": 8}]
+    known += [{"context": 1, "stream": 14}, {"context": 1}, {}]
+    assert calls == [{"result": 0} | ({} if has_long_text else one) for one in known]
+
+
 # Clocks ----------------------------------------------------------------------------------------------------
 
 

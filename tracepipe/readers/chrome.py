@@ -168,6 +168,9 @@ _RENAMED: Final = {
 }
 
 
+# As calls of `--gpu kernels` have it; the rest keeps PyTorch's names.
+_OF_WAITS: Final = {"wait_on_cuda_event_id": "event", "event_id": "event"}
+
 Rules = Mapping[str, str | None]
 """New names of arguments; None for those that fields have."""
 
@@ -419,7 +422,7 @@ class Kinds:
         if place is None:
             return self._other(event, category, args)
         fields = {"type": "hook", "layer": category, "gpu": place[0]}
-        return Kind(fields if place[1] in NO_STREAMS else {**fields, "stream": place[1]})
+        return Kind(fields if place[1] in NO_STREAMS else {**fields, "stream": place[1]}, rules=_OF_WAITS)
 
     def _instant(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         size, kind = args.get("Bytes"), args.get("Device Type")

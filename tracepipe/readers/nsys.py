@@ -91,6 +91,10 @@ _ID_BITS, _ID_MASK = 24, (1 << 24) - 1
 _VERSION: Final = re.compile(r"_v\d{4,5}$")
 
 _CUPTI: Final = "CUPTI_ACTIVITY_KIND_"
+_CALLS: Final = f"{_CUPTI}RUNTIME"
+_WAITS: Final = tuple(f"{_CUPTI}{kind}" for kind in ("SYNCHRONIZATION", "CUDA_EVENT"))
+_OF_WAIT: Final = ("contextId", "streamId", "eventId")
+_NONE: Final = 0xFFFFFFFF
 _WORK: Final = tuple(f"{_CUPTI}{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 # CUpti_ActivityMemcpyKind. The last three are for unified memory, which the driver moves.
 _DIRECTIONS: Final = (
@@ -360,7 +364,7 @@ class _Events:
         self._rows, self._names, self._launches = rows, names, launches
         self._graphs_are_whole = graphs_are_whole
         self._of_table: dict[str, tuple[tuple[str, ...], AddRow]] = {
-            f"{_CUPTI}RUNTIME": (
+            _CALLS: (
                 (*_SPAN, "globalTid", "correlationId", "nameId", "returnValue"), self._call,
             ),
             f"{_CUPTI}KERNEL": (
@@ -402,11 +406,14 @@ class _Events:
     # Calls ---------------------------------------------------------------------------------------------
 
     def _call(self, row: Values) -> None:
-        start, end, whole, correlation, name, result = row
+        start, end, whole, correlation, name, result, *of_wait = row
         if type(whole) is not int:
             self._rows.say("globalTid is not an integer", skipped=True)
             return
         args = integers(result=result)
+        if of_wait:
+            context, stream, event = (None if number == _NONE else number for number in of_wait)
+            args |= integers(context=context, stream=stream, event=event)
         dur_ns = self._rows.length(start, end, args)
         launch = self._launches.launch(_process(whole), correlation, is_call=True)
         key = ("call", whole, name, launch is None)
@@ -692,7 +699,22 @@ class _Export:
 
     def _in_order(self, table: str, columns: tuple[str, ...]) -> Iterator[Values]:
         order = tuple(one for one in (columns[0], "end DESC") if one.split()[0] in columns)
-        return self._database.in_order(table, columns, self._rows.problems, order)
+        waits = [
+            f"SELECT globalPid >> {_ID_BITS} AS process, correlationId AS number, {', '.join(_OF_WAIT)}"
+            f" FROM {wait} NOT INDEXED"
+            for wait in _WAITS
+            if {"globalPid", "correlationId", *_OF_WAIT} <= {*self._database.tables.get(wait, ())}
+        ]
+        if table != _CALLS or not waits:
+            return self._database.in_order(table, columns, self._rows.problems, order)
+        joined = (  # by a group, as a call must stay one row
+            f"LEFT JOIN (SELECT * FROM ({' UNION ALL '.join(waits)}) GROUP BY process, number) AS w"
+            f" ON w.number = r.correlationId AND w.process = r.globalTid >> {_ID_BITS}"
+        )
+        of_waits = [f"w.{one}" for one in _OF_WAIT]
+        return self._database.in_order(
+            table, columns, self._rows.problems, order, joined=joined, of_joined=of_waits
+        )
 
 
 def holds(file: BinaryIO) -> bool:

@@ -159,10 +159,13 @@ class Database:
         problems: list[Problem],
         order: Sequence[str] = ("start", "end DESC"),
         where: str = "",
+        joined: str = "",
+        of_joined: Sequence[str] = (),
     ) -> Iterator[Values]:
         """Rows of a table by time: the number of the row, and the columns. A row whose time, the first
         column, is not an integer is left out, with a problem. A table that cannot be read on gets a problem
-        too.
+        too. `joined` joins others to the table, which is called r, for the last columns, `of_joined`: NULL
+        if the table has long texts.
 
         SQLite sorts in its own files, as indexes of a foreign database cannot be trusted.
         """
@@ -170,10 +173,12 @@ class Database:
         words = [
             (name, way) for name, _, way in (one.partition(" ") for one in order) if name.lower() in here
         ]
-        found = ", ".join(self._columns(table, ("rowid", *columns)))
+        own = [name if name == "NULL" else f"r.{name}" for name in self._columns(table, ("rowid", *columns))]
         source = f"{quoted(table)} AS r NOT INDEXED"
-        by = [(quoted(name), way) for name, way in words]
-        return self.dated([table], found, source, by, problems, where)
+        alone = ", ".join((*own, *("NULL" for _ in of_joined))), source
+        found, source = ", ".join((*own, *of_joined)), f"{source} {joined}"
+        by = [(f"r.{quoted(name)}", way) for name, way in words]
+        return self.dated([table], found, source, by, problems, where, alone)
 
     def dated(
         self,
@@ -183,13 +188,15 @@ class Database:
         order: list[tuple[str, str]],
         problems: list[Problem],
         where: str = "",
+        alone: tuple[str, str] | None = None,
     ) -> Iterator[Values]:
         """Rows of the first table, which is called r, joined to others, as `in_order` returns them. `found`
-        are the columns, `source` is what stands after FROM, and `where` the condition with its WHERE.
+        are the columns, `source` is what stands after FROM, and `where` the condition with its WHERE. `alone`
+        are the first two for rows that are looked up one by one, as those with long texts are.
         """
         table = tables[0]
         try:
-            for row in self._sorted(tables, found, source, order, where):
+            for row in self._sorted(tables, found, source, order, where, alone or (found, source)):
                 if type(row[1]) is int:
                     yield row
                 else:
@@ -198,12 +205,19 @@ class Database:
             problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
 
     def _sorted(
-        self, tables: list[str], found: str, source: str, order: list[tuple[str, str]], where: str
+        self,
+        tables: list[str],
+        found: str,
+        source: str,
+        order: list[tuple[str, str]],
+        where: str,
+        alone: tuple[str, str],
     ) -> Iterator[Values]:
         if not any(map(self._has_long_texts, tables)):
             by = ", ".join(f"{name} {way}" for name, way in order)
             yield from self._connection.execute(f"SELECT {found} FROM {source} {where} ORDER BY {by}")
             return
+        found, source = alone
         by = ", ".join(f"CASE WHEN typeof({name}) = 'integer' THEN {name} END {way}" for name, way in order)
         one = f"SELECT {found} FROM {source} WHERE r.rowid = ?"
         for number in self._connection.execute(f"SELECT r.rowid FROM {source} {where} ORDER BY {by}"):

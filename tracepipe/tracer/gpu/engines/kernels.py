@@ -87,7 +87,7 @@ HELLO: Final = struct.Struct("<IIQQQ")
 KERNEL: Final = struct.Struct("<QQQQ4I3I3I3I7I")
 COPY: Final = struct.Struct("<QQQQ6I4B4x")
 SET: Final = struct.Struct("<QQQQ7I4x")
-CALL: Final = struct.Struct("<QQQ5I4x")
+CALL: Final = struct.Struct("<QQQ8I")
 MEMORY: Final = struct.Struct("<QQQ6I")
 TAKEN: Final = struct.Struct("<QQ")
 CALL_NAME: Final = struct.Struct("<II")
@@ -96,7 +96,7 @@ _DIRECTIONS: Final = ("copy", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "D
 _MEMORIES: Final = ("", "pageable", "pinned", "device", "array", "managed", "device_static", "managed_static")
 _RELEASE: Final = 2  # CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE
 _PINNED: Final = 2
-_NO_STREAM: Final = 0xFFFFFFFF
+_NONE: Final = 0xFFFFFFFF
 _ASYNCHRONOUS: Final = 1  # CUPTI_ACTIVITY_FLAG_MEMCPY_ASYNC
 _DRIVER: Final = 1
 
@@ -407,7 +407,7 @@ class KernelDecoder(Decoder):
         yield event | {"args": args | _where(context=values[5], graph=values[8], node=values[3])}
 
     def _call(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
-        start_ns, end_ns, stack, domain, function, tid, correlation, result = values
+        start_ns, end_ns, stack, domain, function, tid, correlation, result, *of_wait = values
         check_span(start_ns, end_ns)
         if tid > ID_LIMIT:
             raise Malformed
@@ -428,7 +428,8 @@ class KernelDecoder(Decoder):
             event["launch"] = work.launch_id(correlation)
         if (made_at := self._recording.stacks.id_of(record.pid, stack)) is not None:
             event["stack"] = made_at
-        event["args"] = {"result": result}
+        known = zip(("context", "stream", "event"), of_wait, strict=True)
+        event["args"] = {"result": result, **{key: number for key, number in known if number != _NONE}}
         if is_launch or "Capture" in name:
             yield from work.launches.add_call(correlation, event, record.time_ns)
         else:
@@ -442,7 +443,7 @@ class KernelDecoder(Decoder):
         event: Event = {"ts_ns": time_ns, "type": "memory", "name": name, "phase": "I", "pid": record.pid}
         event |= {"tid": tid} if tid else {}
         event["gpu"] = work.process.gpus.get(gpu, gpu)
-        if stream != _NO_STREAM:
+        if stream != _NONE:
             event["stream"] = stream
         args: Event = {"size": size_bytes} if size_bytes else {}
         args |= {"address": address, "kind": _name_at(_MEMORIES, kind), "context": context}

@@ -61,7 +61,8 @@ struct Set {
 struct Call {
     uint64_t start_ns, end_ns;
     uint64_t stack;  // number of a STACK record, 0 without one
-    uint32_t domain, cbid, tid, correlation, result, zero;  // domain: 1 driver, 2 runtime
+    uint32_t domain, cbid, tid, correlation, result;  // domain: 1 driver, 2 runtime
+    uint32_t context, stream, event;  // of a call that records an event or waits; each ~0 without one
 };
 
 // Memory that a call allocated or freed.
@@ -72,6 +73,6 @@ struct Memory {
 };
 
 static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 112 && sizeof(Copy) == 64);
-static_assert(sizeof(Set) == 64 && sizeof(Call) == 48 && sizeof(Memory) == 48);
+static_assert(sizeof(Set) == 64 && sizeof(Call) == 56 && sizeof(Memory) == 48);
 
 }  // namespace tracepipe

@@ -31,6 +31,8 @@ using CuptiPeerCopy = CUpti_ActivityMemcpyPtoP4;
 using CuptiSet = CUpti_ActivityMemset4;
 using CuptiMemory = CUpti_ActivityMemory4;
 using CuptiDevice = CUpti_ActivityDevice5;
+using CuptiWait = CUpti_ActivitySynchronization;  // its successors only add members
+using CuptiEvent = CUpti_ActivityCudaEvent;
 
 constexpr size_t BATCH_BYTES = 1 << 16;
 
@@ -101,6 +103,16 @@ class Translator {
         case CUPTI_ACTIVITY_KIND_DRIVER:
         case CUPTI_ACTIVITY_KIND_RUNTIME:
             return take(*reinterpret_cast<const CUpti_ActivityAPI *>(activity));
+        case CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: {
+            auto &wait = *reinterpret_cast<const CuptiWait *>(activity);
+            waits_[wait.correlationId % WAITS] = {wait.correlationId, wait.contextId, wait.streamId, wait.cudaEventId};
+            return;
+        }
+        case CUPTI_ACTIVITY_KIND_CUDA_EVENT: {
+            auto &event = *reinterpret_cast<const CuptiEvent *>(activity);
+            waits_[event.correlationId % WAITS] = {event.correlationId, event.contextId, event.streamId, event.eventId};
+            return;
+        }
         case CUPTI_ACTIVITY_KIND_DEVICE:
             return take(*reinterpret_cast<const CuptiDevice *>(activity));
         default:
@@ -185,8 +197,10 @@ class Translator {
         // Some come before the unwanted functions have been disabled.
         if (flags & CALL_LEFT_OUT) return;
         uint64_t stack = flags & CALL_HAS_STACK ? stacks_.at(from.threadId, from.start) : 0;
+        Wait wait = waits_[from.correlationId % WAITS];
+        if (wait.correlation != from.correlationId) wait = {};
         calls_.add({from.start, from.end, stack, uint32_t(domain), from.cbid, from.threadId, from.correlationId,
-                    from.returnValue, 0});
+                    from.returnValue, wait.context, wait.stream, wait.event});
     }
 
     void take(const CuptiDevice &from) {
@@ -213,6 +227,12 @@ class Translator {
         return known.second;
     }
 
+    // What a call recorded or waited for. CUPTI puts it into the thread's buffer just before the call.
+    struct Wait {
+        uint32_t correlation = 0, context = ~0u, stream = ~0u, event = ~0u;
+    };
+    static constexpr size_t WAITS = 1024;
+
     Channel &channel_;
     Heartbeat &heartbeat_;
     CallChoice &choice_;
@@ -221,6 +241,7 @@ class Translator {
     std::unordered_map<const char *, std::pair<std::string, uint64_t>> names_;
     uint64_t names_sent_ = 0;
     std::unordered_map<uint64_t, uint16_t> called_;  // functions → flags of call_flags.h
+    Wait waits_[WAITS];
     Batch<Kernel> kernels_{channel_, KIND_KERNEL};
     Batch<Copy> copies_{channel_, KIND_COPY};
     Batch<Set> sets_{channel_, KIND_SET};
