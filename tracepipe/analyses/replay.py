@@ -126,7 +126,7 @@ class Replay:
         sums_ns = np.bincount(self._stream[inside], lengths_ns[inside])
         if sums_ns.sum() - sums_ns.max(initial=0) > _SHARE_MOST * whole_ns:
             raise _refused(
-                "its work is on several streams, and what they wait for is not recorded",
+                "its work is on several streams, whose waits for each other are not replayed",
                 "Record a program that uses one stream.",
             )
         if len(self.start_ns) > 1 and (self.start_ns[1:] < self.end_ns[:-1]).mean() > _SHARE_MOST:
