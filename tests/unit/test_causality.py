@@ -120,6 +120,10 @@ def chosen(name: str, result: int = 0, **args: int) -> list[dict[str, Any]]:
     return [begin | {"args": args}, end]
 
 
+def whole(name: str, **args: int) -> list[dict[str, Any]]:
+    return [call(name, 2_010, 2_020)[0] | {"phase": "X", "dur_ns": 10, "args": args}]
+
+
 LAUNCHED = [
     *chosen("cudaSetDevice", device=0),
     *call("cuLaunchKernel", 1_000, 2_000, launch=1),
@@ -156,6 +160,25 @@ SYNC = call("cuCtxSynchronize", 2_100, 3_000)
             [*chosen("cudaSetDevice", 101, device=0), *SYNC],
             None,
             id="for the device before a failure",
+        ),
+        *(
+            pytest.param([*call(name, 2_010, 2_020), *SYNC], None, id=name)
+            for name in ("cuCtxCreate_v2", "cuCtxDestroy_v2", "cudaDeviceReset")
+        ),
+        pytest.param(
+            [*chosen("cuCtxCreate_v4", device=0), *chosen("cuCtxPopCurrent_v2"), *SYNC],
+            (3_000 - 1_000 - 50) // 2,
+            id="for the context from before a new one",
+        ),
+        pytest.param(
+            [*whole("cudaSetDevice", device=1), *whole("cudaSetDevice", device=0, result=101), *SYNC],
+            None,
+            id="for a device whose choice failed",
+        ),
+        pytest.param(
+            [*SYNC, *call("cuLaunchKernel", 4_000, 4_100, launch=1), *call("cuCtxSynchronize", 4_200, 5_000)],
+            (5_000 - 1_000 - 50) // 2,
+            id="a number that is used again",
         ),
         pytest.param(
             [*call("cuCtxSynchronize", 2_100, 3_000), kernel(9, 1, 2, gpu=1)], None, id="one GPU of two"

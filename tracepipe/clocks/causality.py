@@ -28,7 +28,9 @@ from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 
 _WAITS: Final = re.compile(r"cu(Ctx|daDevice|daThread)Synchronize(_v\d+)?(_ptsz|_ptds)?")
-_CHOICES: Final = re.compile(r"cudaSetDevice|cuCtx(Set|Push|Pop)Current(_v\d+)?")
+_CHOICES: Final = re.compile(
+    r"cuda(SetDevice|DeviceReset)|cuCtx((Set|Push|Pop)Current|Create|Destroy)(_v\d+)?(_ptsz)?"
+)
 _LAUNCH, _WAIT, _BEGINS, _ENDS, _OF_GPU, _CHOICE = 1, 2, 4, 8, 16, 32
 # Beyond this many launches, only every second one is noted, then every fourth …
 _NOTED_MAX: Final = 1 << 15
@@ -100,9 +102,11 @@ class _Thread:
         if "Pop" in name:
             self.chosen = self.pushed.pop() if self.pushed else (self.chosen[0], chosen)
             return
-        if "Push" in name:
+        if "Push" in name or "Create" in name:
             self.pushed.append(self.chosen)
             del self.pushed[:-64]
+        elif "Set" not in name:  # what was pushed may be gone
+            self.pushed.clear()
         self.chosen = (chosen, self.chosen[1]) if "Device" in name else (self.chosen[0], chosen)
 
 
@@ -137,7 +141,7 @@ class Causality:
         if shape.type != "userspace":
             return 0
         if _CHOICES.fullmatch(shape.name):
-            return _CHOICE | _ENDS * (shape.phase == "E")
+            return _CHOICE | _BEGINS * (shape.phase != "E") | _ENDS * (shape.phase in "EX")
         if shape.phase not in ("B", "E", "X"):
             return 0
         if shape.clock not in (None, self.host_clock):
@@ -226,9 +230,11 @@ class Causality:
         ts_ns, of = int(events.ts_ns[at]), kind & (_LAUNCH | _WAIT)
         if kind & _CHOICE:
             unknown, args = f"at {ts_ns}", self.tables.args(int(events.args[at]))
-            if not kind & _ENDS:
-                thread.choose(shape.name, args.get("device", args.get("context", unknown)))
-            elif not self._succeeded(int(events.args[at])):
+            if kind & _BEGINS:
+                is_named = "Create" not in shape.name and "Destroy" not in shape.name
+                chosen = args.get("device", args.get("context", unknown)) if is_named else unknown
+                thread.choose(shape.name, chosen)
+            if kind & _ENDS and not self._succeeded(int(events.args[at])):
                 thread.chosen = unknown, unknown
             return
         if kind & _BEGINS:
@@ -238,6 +244,9 @@ class Causality:
                 thread.unwaited += 1
                 number = unsigned(int(events.launch[at])) if shape.has_launch else None
                 if number is not None and self._is_noted(number):
+                    before = self._launches.get((shape.pid, number))
+                    if before is not None and all(one is not before for *_, one in thread.open):
+                        launch.began_ns = before.began_ns  # the number is used again: work may be of either
                     self._launches[shape.pid, number] = launch
                     if len(self._launches) > _NOTED_MAX:
                         self._thin()
