@@ -205,8 +205,17 @@ def of_any(start_ns: int, gpu: int = 0) -> dict[str, Any]:
     return {key: of for key, of in kernel(start_ns, 50, 1, gpu).items() if key not in ("pid", "launch")}
 
 
+def of_no_thread(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: of for key, of in one.items() if key != "tid"} for one in records]
+
+
 WAIT = call("cuCtxSynchronize", 2_100, 3_000)
 BEGUN = call("cuLaunchKernel", 4_000, 0, launch=2)[0]
+LATER = call("cuLaunchKernel", 4_000, 4_100, launch=1)
+ONE, OTHER = (
+    of_no_thread(call("cuLaunchKernel", *times_ns, launch=number))
+    for number, times_ns in ((2, (500, 1_500)), (1, (1_000, 2_500)))
+)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +224,21 @@ BEGUN = call("cuLaunchKernel", 4_000, 0, launch=2)[0]
         pytest.param([*LAUNCHED[:-1], *WAIT, BEGUN, of_any(500_100)], id="a launch did not return"),
         pytest.param(
             [*LAUNCHED[:-1], *WAIT, BEGUN | {"tid": 8}, of_any(500_100)], id="nor did one of a thread alone"
+        ),
+        pytest.param(
+            [LATER[0], *call("cuLaunchKernel", 1_000, 2_000)[1:], *WAIT, kernel(500_100, 50, 1)],
+            id="an end before its begin",
+        ),
+        pytest.param(
+            [
+                ONE[0],
+                OTHER[0],
+                ONE[1],
+                *of_no_thread(WAIT),
+                OTHER[1],
+                kernel(500_100, 50, 1),
+            ],
+            id="a launch of one of two threads that are not known",
         ),
         pytest.param([*LAUNCHED[:-1], *WAIT, of_any(500_100), of_any(9, gpu=1)], id="any work of two GPUs"),
         pytest.param([*LAUNCHED, *WAIT, of_any(9, gpu=1)], id="any work of another GPU"),

@@ -91,6 +91,7 @@ class _Thread:
     """
 
     open: list[tuple[int, int, _Launch | None]] = field(default_factory=list)
+    returned: deque[_Launch] = field(default_factory=lambda: deque(maxlen=_NOTED_MAX))
     waiting: deque[tuple[int, _Launch]] = field(default_factory=lambda: deque(maxlen=_NOTED_MAX))
     waited_ns: int | None = None
     unwaited: int = 0
@@ -262,8 +263,14 @@ class Causality:
                 break
         else:
             return
+        if end_ns < began_ns:  # the lines are not in order: begin and end are of two calls
+            return
         if launch is not None:
-            thread.waiting.append((end_ns, launch))
+            thread.returned.append(launch)
+            # Of unknown threads, the end may be that of another launch that is open.
+            if shape.tid is not None or all(one is None for *_, one in thread.open):
+                thread.waiting.extend((end_ns, one) for one in thread.returned)
+                thread.returned.clear()
         elif self._succeeded(int(events.args[at])):
             others = []  # it may not have waited for them
             while thread.waiting and thread.waiting[0][0] <= began_ns:
