@@ -410,8 +410,8 @@ def test_tracks_without_a_process_are_those_of_their_file(tmp_path: Path, host: 
         trace["traceEvents"].append({"ph": "X", "name": "step", "pid": group, "tid": 1, "ts": 9, "dur": 1})
         paths.append(written(path, [trace]))
     lines, _ = timeline(paths)
-    assert sorted(line.rsplit(" ", 1)[0] for line in lines if line.startswith("process")) == [
-        "process Spans", "process Traces", "process rank 0: process", "process rank 1: process",
+    assert sorted(line for line in lines if line.startswith("process")) == [
+        "process Spans", "process Traces", "process rank 0: process 1", "process rank 1: process 2",
     ]  # fmt: skip
 
 
