@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from tracepipe.errors import TracepipeError
 
@@ -60,6 +61,14 @@ def duration_text(duration_ns: float) -> str:
         if duration_ns >= size_ns * 0.9995:
             return f"{three_digits(duration_ns / size_ns)} {unit}"
     return f"{duration_ns:.0f} ns"
+
+
+def steps_text(lengths_ns: Iterable[int]) -> str:
+    """The number of steps, and the usual one: `3 steps (median 177 ms)`, `1 step (9.33 ms)`, `2 steps`."""
+    ordered = sorted(lengths_ns)
+    median = duration_text(ordered[(len(ordered) - 1) // 2])
+    length = "" if len(ordered) == 2 else f" ({'median ' if len(ordered) > 1 else ''}{median})"
+    return counted(len(ordered), "step|steps") + length
 
 
 def change_text(change_ns: float) -> str:

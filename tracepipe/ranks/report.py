@@ -13,7 +13,7 @@ from tracepipe.ranks.engine import rows
 from tracepipe.ranks.job import Job
 from tracepipe.ranks.stragglers import LINK, longest_unjudged
 from tracepipe.reports.report import Column, Result, Table, not_listed
-from tracepipe.units import agree, counted, duration_text
+from tracepipe.units import agree, counted, duration_text, steps_text
 
 _NAMES_MAX: Final = 8
 _PERSISTS: Final = 0.5
@@ -63,11 +63,10 @@ _STEPS_SHOWN, _SLOW_SHOWN = 4, 3
 def screen(job: Job, name: str) -> Result:
     """The first screen of a job: its steps, how the ranks spent them, and who is slow."""
     table, ranks = _steps(job), job.ranks
-    steps_ns = sorted(row[2] for row in table.rows)
     hosts = counted(len(set(job.hosts.values())), "host|hosts")
     heading = (
         f"{name}   {counted(len(ranks['rank']), 'rank|ranks')} of {hosts}, "
-        f"{counted(len(steps_ns), 'step|steps')} (median {duration_text(steps_ns[(len(steps_ns) - 1) // 2])})"
+        f"{steps_text(row[2] for row in table.rows)}"
     )
     whole_ns = max(sum(ranks["step_ns"].tolist()), 1)
     compute_ns, exposed_ns, idle_ns, loading_ns = (

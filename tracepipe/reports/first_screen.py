@@ -14,7 +14,7 @@ from tracepipe.analyses.step_tables import slow_steps, step_name, steps_table, w
 from tracepipe.present.writing.rendering import elided, names_within
 from tracepipe.reports.report import SHARE, Column, Result, Table
 from tracepipe.store.run import Run
-from tracepipe.units import agree, counted, duration_text
+from tracepipe.units import agree, counted, duration_text, steps_text
 
 _COLUMNS = 80
 _STEPS, _PLACES, _NOTES = 3, 3, 1
@@ -81,10 +81,7 @@ def _heading(run: Run, found: Overview) -> str:
         name = of
     parts.append(duration_text(facts.end_ns - facts.start_ns))
     if found.of_gpus and found.steps.are_marked:
-        walls_ns = sorted(wall_ns(found).tolist())
-        median = duration_text(walls_ns[(len(walls_ns) - 1) // 2])
-        length = "" if len(walls_ns) == 2 else f" ({'median ' if len(walls_ns) > 1 else ''}{median})"
-        parts.append(f"{counted(len(walls_ns), 'step|steps')}{length}")
+        parts.append(steps_text(wall_ns(found).tolist()))
     file, text = Path(facts.path).name, ", ".join(parts)
     if len(f"{file}   {text}") > _COLUMNS:
         text = text.replace(name, "", 1)
