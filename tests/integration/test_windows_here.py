@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from tests.integration.test_capture import Trace, run
 from tests.support.standin import needs
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.bpf import bpf
 from tracepipe.tracer.request import Limits, Windows
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
@@ -80,7 +83,7 @@ def recorded(
     recording = str(tmp_path / "run.jsonl") if outlives else ""
     try:
         command = [sys.executable, "-c", program, str(times), str(pause_s), str(wait_s), recording]
-        return run(tmp_path, command, layers=("userspace", "syscall"), **options)
+        return run(tmp_path, command, **{"layers": ("userspace", "syscall")} | options)
     finally:
         del os.environ["LD_LIBRARY_PATH"]
 
@@ -93,6 +96,16 @@ def calls(trace: Trace) -> list[tuple[int, int]]:
 
 def inits(trace: Trace) -> list[int]:
     return [flags for _, flags in calls(trace)]
+
+
+def noting(times: list[int], function: Callable[..., int]) -> Callable[..., int]:
+    """The function, which adds the time of each call to `times`."""
+
+    def noted(*given: Any) -> int:
+        times.append(time.monotonic_ns())
+        return function(*given)
+
+    return noted
 
 
 def turns(trace: Trace) -> list[tuple[int, str, str]]:
@@ -133,18 +146,27 @@ def test_a_window_that_ends_at_once_is_stated(tmp_path: Path, standin: Path) -> 
     assert inits(trace) == []
 
 
-def test_windows_by_time_hold_what_happens_in_them(tmp_path: Path, standin: Path) -> None:
+def test_windows_by_time_hold_what_happens_in_them(
+    tmp_path: Path, standin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     windows = Windows(delay_ns=700_000_000, repeat=2)
     limits = Limits(duration_ns=300_000_000)
-    trace, summary, _ = recorded(tmp_path, standin, 2000, 0.002, windows=windows, limits=limits)
+    opened, linked = list[int](), list[int]()
+    for done, name in ((opened, "open_tracepoint"), (linked, "link_event")):
+        monkeypatch.setattr(bpf, name, noting(done, getattr(bpf, name)))
+    layers = ("userspace", "syscall", "scheduler")
+    options: dict[str, Any] = {"windows": windows, "limits": limits, "layers": layers}
+    trace, summary, _ = recorded(tmp_path, standin, 2000, 0.002, **options)
     assert turns(trace) == [
         (n, phase, why) for n in (1, 2) for phase, why in (("B", "delay"), ("E", "duration"))
     ]
     times = [turn["ts_ns"] for turn in trace.layer("window")]
     assert times[0] - trace.header["start"]["monotonic_ns"] >= 700_000_000
     assert times[2] - times[1] >= 700_000_000
+    # A held call would make the opening of a tracepoint wait, so that is done before the first window.
+    assert max(opened) < times[0] - 500_000_000 < times[1] < max(linked) < times[2]
     events = [event["ts_ns"] for event in trace.layer("userspace") + trace.layer("syscall")]
-    assert events
+    assert any(times[2] <= event["ts_ns"] <= times[3] for event in trace.layer("scheduler"))
     assert all(times[0] <= at <= times[1] or times[2] <= at <= times[3] for at in events)
     assert list(trace.slices("userspace"))
     assert list(trace.slices("syscall"))

@@ -121,8 +121,15 @@ class Trials:
 
     def tracepoint(self, name: str) -> Timing:
         """Attach to a tracepoint, `group/name`."""
-        number = tracepoint_id(tracing_folder(), name)
-        return _attached(lambda program: bpf.attach_tracepoint(program, number), bpf.PROG_TYPE_TRACEPOINT)
+
+        def link(program: int) -> int:
+            event = bpf.open_tracepoint(tracepoint_id(tracing_folder(), name))
+            try:
+                return bpf.link_event(program, event)
+            finally:
+                os.close(event)  # the link holds it
+
+        return _attached(link, bpf.PROG_TYPE_TRACEPOINT)
 
     def raw_tracepoint(self, name: str) -> Timing:
         """Attach to a raw tracepoint by its name; its program gets the kernel's arguments."""

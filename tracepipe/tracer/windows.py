@@ -43,7 +43,7 @@ _LINGER_NS = 100_000_000
 """How long probes stay attached after a window, in case another follows: as long as detaching takes."""
 _OFTEN_NS = 1_000_000_000
 """Where the next window follows within this time, probes stay attached for twice the gap: detaching all of
-them takes nearly that long, and attaching them again has to wait for it.
+them takes nearly that long.
 """
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import platform
 import struct
@@ -29,7 +28,7 @@ _KPROBE_MULTI_RETURN = _UPROBE_MULTI_RETURN = 1
 _PERF_TYPE_TRACEPOINT = 2
 _PERF_ATTR_BYTES = 112  # PERF_ATTR_SIZE_VER5
 _PERF_FLAG_FD_CLOEXEC = 8
-_PERF_EVENT_IOC_ENABLE, _PERF_EVENT_IOC_SET_BPF = 0x2400, 0x40042408
+_DISABLED = 1  # of the flags of a perf event; linked programs run all the same
 _UPROBE_PMU = Path("/sys/bus/event_source/devices/uprobe/type")
 KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 """Exists where the kernel has kprobes for perf events (CONFIG_KPROBE_EVENTS)."""
@@ -146,22 +145,22 @@ def link_one_kprobe(program_fd: int, symbol: str, address: int, cookie: int, ret
 def _link_probe(program_fd: int, pmu: Path, config1: int, config2: int, cookie: int, returns: bool) -> int:
     event = perf_event(int(pmu.read_text()), config=int(returns), config1=config1, config2=config2)
     try:
-        #  0 program │ 4 perf event │ 8 attach type │ 12 flags │ 16 cookie
-        return bpf(BPF_LINK_CREATE, struct.pack("<IIIIQ", program_fd, event, PERF_EVENT_LINK, 0, cookie))
+        return link_event(program_fd, event, cookie)
     finally:
         os.close(event)  # the link holds it
 
 
-def attach_tracepoint(program_fd: int, tracepoint_id: int) -> int:
-    """Create a perf event that runs the program at every hit, on every processor. Raises OSError."""
-    event = perf_event(_PERF_TYPE_TRACEPOINT, config=tracepoint_id)
-    try:
-        fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program_fd)
-        fcntl.ioctl(event, _PERF_EVENT_IOC_ENABLE, 0)
-    except OSError:
-        os.close(event)
-        raise
-    return event
+def open_tracepoint(tracepoint_id: int) -> int:
+    """Create a perf event to which a program for every hit, on every processor, can be linked. The event is
+    disabled, so it records nothing itself. Raises OSError.
+    """
+    return perf_event(_PERF_TYPE_TRACEPOINT, config=tracepoint_id, flags=_DISABLED)
+
+
+def link_event(program_fd: int, event: int, cookie: int = 0) -> int:
+    """Create a link that runs the program at every hit of a perf event. Raises OSError."""
+    #  0 program │ 4 perf event │ 8 attach type │ 12 flags │ 16 cookie
+    return bpf(BPF_LINK_CREATE, struct.pack("<IIIIQ", program_fd, event, PERF_EVENT_LINK, 0, cookie))
 
 
 def attach_raw_tracepoint(program_fd: int, name: str) -> int:
@@ -171,12 +170,12 @@ def attach_raw_tracepoint(program_fd: int, name: str) -> int:
     return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", addressof(text), program_fd))
 
 
-def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0) -> int:
+def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0, flags: int = 0) -> int:
     """Call perf_event_open(2) for all processes, on processor 0: enough to enable a probe. Raises OSError."""
     #  0 type │ 4 size │ 8 config │ 16 period │ 24 sample type │ 32 read format │ 40 flags │ 48 wake-up
     # 52 breakpoint type │ 56 config1 │ 64 config2 │ … 112
     attributes = struct.pack(
-        "<IIQQQQQIIQQ", event_type, _PERF_ATTR_BYTES, config, 1, 0, 0, 0, 0, 0, config1, config2
+        "<IIQQQQQIIQQ", event_type, _PERF_ATTR_BYTES, config, 1, 0, 0, flags, 0, 0, config1, config2
     ).ljust(_PERF_ATTR_BYTES, b"\0")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     everyone, processor, no_group = ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_int(-1)

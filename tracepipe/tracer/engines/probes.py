@@ -135,7 +135,8 @@ _Places = list[tuple[int, int]]
 class _Links:
     """The descriptors of attached probes: closing them detaches the probes. Every close waits for the kernel,
     up to 0.1 s. A link of `multi` holds all probes of a file, one of `single` a probe, and one of `events` a
-    tracepoint. `refused` gets the probes that the kernel refuses.
+    tracepoint; `events` also has the events themselves, and `multi` their programs. `refused` gets the probes
+    that the kernel refuses.
     """
 
     def __init__(self, refused: set[int]) -> None:
@@ -145,9 +146,6 @@ class _Links:
         self.events: list[int] = []
         self.without_multi: set[bool] = set()
         """For entries (False) or returns: the kernel has no link for several uprobes."""
-        self._watched: list[tuple[int, str | None]] = []
-        self._counted: dict[int, int] = {}
-        self._look_at_ns = 0
 
     @contextmanager
     def refusing(self, index: int, numbers: Container[int | None]) -> Iterator[None]:
@@ -158,31 +156,6 @@ class _Links:
             if error.errno not in numbers:
                 raise
             self.refused.add(index)
-
-    def watch(self, program_fd: int, layer: str | None) -> None:
-        """Count a program's misses as events of a layer; None: as threads that are not followed."""
-        self._watched.append((os.dup(program_fd), layer))
-
-    def missed(self, now_ns: int, *, is_final: bool) -> Counter[str | None]:
-        """Layer → hits that were missed since the last look; it looks once a second and at the end."""
-        missed: Counter[str | None] = Counter()
-        if now_ns >= self._look_at_ns or is_final:
-            self._look_at_ns = now_ns + _EVERY_NS
-            for descriptor, layer in self._watched:
-                info = ctypes.create_string_buffer(_INFO_BYTES)
-                #  0 program │ 4 size │ 8 info
-                asked = struct.pack("<IIQ", descriptor, _INFO_BYTES, ctypes.addressof(info))
-                bpf.bpf(bpf.BPF_OBJ_GET_INFO_BY_FD, asked)
-                total = int(struct.unpack_from("<Q", info, _MISSES_AT)[0])
-                if total > self._counted.get(descriptor, 0):
-                    missed[layer] += total - self._counted.get(descriptor, 0)
-                    self._counted[descriptor] = total
-        return missed
-
-    def unwatch(self) -> None:
-        """Close the descriptors by which misses are counted."""
-        while self._watched:
-            os.close(self._watched.pop()[0])
 
 
 class Probing:
@@ -200,9 +173,14 @@ class Probing:
         self._files: dict[str, int] = {}
         self._always, self._in_windows = _Links(self.refused), _Links(self.refused)
         self._detaching: list[list[int]] = []
-        self._ready: list[tuple[int, _Point]] = []
+        # Events of tracepoints stay open between windows: opening one waits until the kernel has released one
+        # that any process has closed, for which it waits until no call is held: for the whole of HOLD_NS.
+        # There are two sets, used by turns, as a link takes a while to be detached from its event.
+        self._ready: deque[list[tuple[int, int, _Point]]] = deque()
         self._holds = False
-        self._missed: Counter[str | None] = Counter()
+        self._watched: dict[int, tuple[int, str | None]] = {}
+        self._counted: Counter[int] = Counter()
+        self._look_at_ns = 0
 
     @property
     def rests(self) -> bool:
@@ -236,16 +214,15 @@ class Probing:
         has_scheduler = "scheduler" in plan.own
         scheduler = self._points(folder, _SCHEDULER) if has_scheduler else []
         following = self._points(folder, _FOLLOWING if has_scheduler and not windows else _FOLLOWING | _EXIT)
-        self._window_points = [*scheduler, *self._hooked_points(folder)]
         # Follow threads first, so that none is found in the middle of a call without need.
-        self._load(following)
-        self._attach_points(self._always)
+        self._link_points(self._always, self._loaded(following))
         # The program that was attached last runs first, so the calls that begin and end a window are in it.
         ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
         self._attach_triggers(ends, holds=windows is not None and windows.is_end_followed)
         self._attach_functions(self._always, always)
         self._holds = self._attach_triggers(begins, holds=bool(begins))
-        self._load(self._window_points)
+        in_windows = [*scheduler, *self._hooked_points(folder)]
+        self._ready.extend(self._loaded(in_windows) for _ in range(2 if windows else 1))
         self.complete()
 
     def complete(self) -> None:
@@ -256,7 +233,8 @@ class Probing:
                 for name, point in _RAW_TRACEPOINTS.items():
                     loaded = self._program(name, self._plain(name), bpf.PROG_TYPE_RAW_TRACEPOINT)
                     self._in_windows.multi.append(bpf.attach_raw_tracepoint(loaded, point))
-            self._attach_points(self._in_windows)
+            self._link_points(self._in_windows, self._ready[0])
+            self._ready.rotate()
             self.is_whole = True
 
     def rest(self) -> None:
@@ -265,18 +243,15 @@ class Probing:
         """
         self.is_whole = False
         links, self._in_windows = self._in_windows, _Links(self.refused)
-        self._missed.update(links.missed(0, is_final=True))
-        links.unwatch()
         self._detaching = [waiting for waiting in self._detaching if waiting]
-        for waiting in (*([link] for link in links.multi), links.events):
+        for waiting in ([link] for link in (*links.multi, *links.events)):
             self._detaching.append(waiting)
             threading.Thread(target=_close_all, args=(waiting,), daemon=True).start()
-        self._load(self._window_points)
 
     def detach(self) -> tuple[list[int], list[int]]:
         """The descriptors that close immediately and the slow ones. Closing them detaches all probes."""
         self.is_whole = False
-        quick, slow = [loaded for loaded, _ in self._ready], list[int]()
+        quick, slow = list[int](), list[int]()
         for links in (self._always, self._in_windows):
             quick += links.multi
             slow += links.single + links.events
@@ -287,20 +262,37 @@ class Probing:
                     slow.append(waiting.pop())
         for descriptor in (*self._programs.values(), *self._files.values()):  # links hold their programs
             os.close(descriptor)
-        self._programs, self._files, self._ready = {}, {}, []
+        self._programs, self._files, self._ready = {}, {}, deque()
         return quick, slow
 
-    def missed(self, now_ns: int, *, is_final: bool) -> dict[str | None, int]:
-        """Layer → hits since the last call for which the kernel ran no program."""
-        missed, self._missed = self._missed, Counter()
-        for links in (self._always, self._in_windows):
-            missed.update(links.missed(now_ns, is_final=is_final))
+    def missed(self, now_ns: int, *, is_final: bool) -> Counter[str | None]:
+        """Layer → hits since the last look for which the kernel ran no program; it looks once a second and at
+        the end.
+        """
+        missed: Counter[str | None] = Counter()
+        if now_ns >= self._look_at_ns or is_final:
+            self._look_at_ns = now_ns + _EVERY_NS
+            for descriptor, layer in self._watched.values():
+                info = ctypes.create_string_buffer(_INFO_BYTES)
+                #  0 program │ 4 size │ 8 info
+                asked = struct.pack("<IIQ", descriptor, _INFO_BYTES, ctypes.addressof(info))
+                bpf.bpf(bpf.BPF_OBJ_GET_INFO_BY_FD, asked)
+                total = int(struct.unpack_from("<Q", info, _MISSES_AT)[0])
+                if total > self._counted[descriptor]:
+                    missed[layer] += total - self._counted[descriptor]
+                    self._counted[descriptor] = total
         return missed
 
     def close(self) -> None:
         """Close the descriptors that count misses."""
-        self._always.unwatch()
-        self._in_windows.unwatch()
+        for descriptor, _ in self._watched.values():
+            os.close(descriptor)
+        self._watched = {}
+
+    def _watch(self, program_fd: int, layer: str | None) -> None:
+        """Count a program's misses as events of a layer; None: as threads that are not followed."""
+        if program_fd not in self._watched:
+            self._watched[program_fd] = os.dup(program_fd), layer
 
     def _plain(self, program: str) -> bytes:
         return self._code(program, {}, {})
@@ -374,13 +366,13 @@ class Probing:
                 try:  # with one link, where the kernel has such links, and refuses no place
                     loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE, bpf.KPROBE_MULTI)
                     links.multi.append(bpf.link_kprobes(loaded, addresses, cookies, returns))
-                    links.watch(loaded, _DRIVER)
+                    self._watch(loaded, _DRIVER)
                     continue
                 except OSError as error:
                     if error.errno in (errno.EPERM, errno.EACCES, errno.EMFILE):
                         raise
             loaded = self._program(name, code, bpf.PROG_TYPE_KPROBE)
-            links.watch(loaded, _DRIVER)
+            self._watch(loaded, _DRIVER)
             for index, place in functions:
                 with links.refusing(index, _UNPROBEABLE):
                     link = bpf.link_one_kprobe(loaded, place.symbol, place.address, index, returns)
@@ -438,20 +430,27 @@ class Probing:
         else:
             links.multi.append(link)
 
-    def _load(self, points: list[_Point]) -> None:
-        """Load programs of tracepoints, each for one use: one that is being detached cannot be attached."""
+    def _loaded(self, points: list[_Point]) -> list[tuple[int, int, _Point]]:
+        """A program of its own and an event for each tracepoint, both until `detach`. Raises OSError."""
+        made = []
         for point in points:
             loaded = bpf.load_program(point.name, point.code, bpf.PROG_TYPE_TRACEPOINT)
-            self._ready.append((loaded, point))
-
-    def _attach_points(self, links: _Links) -> None:
-        while self._ready:
-            loaded, point = self._ready[0]
-            links.events.append(bpf.attach_tracepoint(loaded, point.identifier))
+            self._always.multi.append(loaded)
+            event = bpf.open_tracepoint(point.identifier)
+            self._always.events.append(event)
             if point.name not in _SCHEDULER:  # those count misses themselves, by thread
-                links.watch(loaded, point.missed)
-            os.close(loaded)  # the event holds it
-            del self._ready[0]
+                self._watch(loaded, point.missed)
+            made.append((loaded, event, point))
+        return made
+
+    def _link_points(self, links: _Links, ready: list[tuple[int, int, _Point]]) -> None:
+        """Attach the programs to their events. Raises OSError."""
+        for number, (loaded, event, point) in enumerate(ready):
+            try:
+                links.events.append(bpf.link_event(loaded, event))
+            except FileExistsError:  # its last link is not detached yet
+                ready[number] = loaded, event, _ = self._loaded([point])[0]
+                links.events.append(bpf.link_event(loaded, event))
 
     def _points(self, folder: Path, points: Mapping[str, str]) -> list[_Point]:
         made = []
