@@ -22,6 +22,7 @@ class Attached(Attachment):
         self.did: list[Any] = []
         self.names: list[str] = []
         self.ends: list[int] = []
+        self.is_held = False
         self.is_attached = True
         self.held_ns: int | None = None
         self.calls = 0
@@ -51,7 +52,11 @@ class Attached(Attachment):
         self.held_ns = None
         return self.is_over
 
+    def is_end_held(self) -> bool:
+        return self.is_held
+
     def let_end(self) -> None:
+        self.is_held = False
         self.ends.append(self.now_ns)
 
     def arm(self, windows: int) -> None:
@@ -69,6 +74,7 @@ class Device:
         self.did, self.channel = did, self
         self.sees = {"nvtx": Path("lib.so")}
         self.calls = 0
+        self.follows = True
         self.to_come: list[Turn] = []
         self.recorded: list[Turn] = []
 
@@ -77,6 +83,9 @@ class Device:
 
     def hits(self) -> int:
         return self.calls
+
+    def has_followed(self) -> bool:
+        return self.follows
 
     def set_window(self, *, is_open: bool) -> None:
         self.did.append(("device", is_open))
@@ -241,18 +250,25 @@ def test_a_call_that_asks_for_a_window_is_let_go_when_it_has_begun() -> None:
     ]  # fmt: skip
 
 
-def test_a_call_is_let_go_when_libraries_in_the_command_have_had_time_to_follow() -> None:
-    course = Course(has_device=True, start_on="call:step", stop_on="call:step", repeat=2)
+@pytest.mark.parametrize("waited_ms", [4, 20], ids=["they follow", "they do not"])
+def test_a_call_waits_until_libraries_in_the_command_have_followed(waited_ms: int) -> None:
+    """And the recording does not end before the last of these calls; but no call waits for ever."""
+    course, now_ms = Course(has_device=True, start_on="call:step", stop_on="call:step"), 10
     course.at(1)
     course.attached.held_ns = 2
-    for ms in (1, 3, 5):
-        course.at(ms * 10**6)
-    for ms in (6, 8, 10):
-        course.at(ms * 10**6, *([False] if ms == 6 else []))
-    assert course.attached.ends == [10 * 10**6]
-    course.at(11 * 10**6, True)  # not held: this one began by itself
-    assert course.attached.did[2:] == [
-        (10**6, "START", True), ("device", True), (5 * 10**6, "let go"), ("device", False), ("device", True)
+    for begins in (True, False):
+        course.attached.is_held, course.device.follows = not begins, False
+        ended = [course.at(now_ms * 10**6, *([] if begins else [False]))]
+        ended.append(course.at((now_ms + waited_ms - 1) * 10**6))
+        assert (course.attached.held_ns, course.attached.is_held) == (2 if begins else None, not begins)
+        course.device.follows = waited_ms < 20
+        now_ms += waited_ms
+        ended.append(course.at(now_ms * 10**6))
+        assert (course.attached.held_ns, course.attached.is_held) == (None, False)
+        assert ended == ["", "", "" if begins else "call:step"]
+        now_ms += 10
+    assert [did for did in course.attached.did if did[0] == "device"] == [
+        ("device", "arm", 1), ("device", True), ("device", False)
     ]  # fmt: skip
 
 

@@ -35,8 +35,12 @@ if TYPE_CHECKING:
 
 _ALONE_NS = 5_000_000
 """How long a library has to begin or end its window itself, at the call that the probes see too."""
-_FOLLOW_NS = 3_000_000
-"""How long libraries in the command may take to follow: they set each CUDA function in CUPTI."""
+_SETTLE_NS = 3_000_000
+"""How long a call that begins a window waits for libraries in any case: with less, launches were lost."""
+_FOLLOW_NS = 20_000_000
+"""How long a call waits for libraries in the command to follow, which takes 0.1 to 0.3 ms on an idle machine:
+they set each CUDA function in CUPTI.
+"""
 _LEAD_NS = 250_000_000
 """How long before an expected window its probes are attached; attaching takes from 10 to 100 ms."""
 _LINGER_NS = 100_000_000
@@ -121,7 +125,7 @@ class WindowCourse:
         """
         came, self._signals = signals - self._signals, signals
         attachment, device, windows = self._attachment, self._device, self.request.windows
-        was_open, count = self.is_open, self.count
+        was_open, count, closed_ns = self.is_open, self.count, self._closed_ns
         has_device_turned = self._take_turns()
         ended_by = ""
         if self._opened_ns is not None:
@@ -153,10 +157,10 @@ class WindowCourse:
                     device.channel.arm(left)
             self._is_armed = True
         is_held = self.count > count and attachment is not None and attachment.asked() is not None
+        trigger = self._begins_by if self.is_open else self._ends_by
+        is_seen = device is not None and trigger is not None and trigger.kind in device.sees
         if self.is_open != was_open and not has_device_turned:
             # A call that is held by the probes has not reached the point that the library sees.
-            trigger = self._begins_by if self.is_open else self._ends_by
-            is_seen = device is not None and trigger is not None and trigger.kind in device.sees
             self._device_due_ns = now_ns + (_ALONE_NS if is_seen and not is_held else 0)
         # The libraries in the command follow, unless they have begun or ended their windows themselves.
         if device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
@@ -166,15 +170,19 @@ class WindowCourse:
             return ended_by
 
         # The call that ended a window goes on, and the one that asked for it, once everything records in it.
-        follow_ns = _FOLLOW_NS if device is not None else 0
         if is_held:
-            self._held_until_ns = now_ns + follow_ns
-        if was_open and not self.is_open:
-            self._end_held_until_ns = now_ns + follow_ns
-        if self._end_held_until_ns is not None and now_ns >= self._end_held_until_ns:
+            self._held_until_ns = now_ns + _FOLLOW_NS
+        if attachment.is_end_held() and self._closed_ns != closed_ns:
+            self._end_held_until_ns = now_ns + _FOLLOW_NS
+        # A call that the library sees turns it by itself, before it goes on in the program.
+        is_turned = self._device_due_ns is None
+        has_followed = device is None or is_seen or (is_turned and device.channel.has_followed())
+        if self._end_held_until_ns is not None and (has_followed or now_ns >= self._end_held_until_ns):
             self._end_held_until_ns = None
             attachment.let_end()
-        if self._held_until_ns is not None and now_ns >= self._held_until_ns:
+        settle_ns = _SETTLE_NS if device is not None else 0
+        wait_ns = settle_ns - _FOLLOW_NS if has_followed else 0
+        if self._held_until_ns is not None and now_ns >= self._held_until_ns + wait_ns:
             self._held_until_ns = None
             if attachment.let_go() and self.is_open:
                 self._close(now_ns, Cause.STOP)
@@ -188,7 +196,8 @@ class WindowCourse:
                 attachment.prepare()
             else:
                 attachment.rest()
-        return ended_by
+        # The recording does not end while a call waits for the libraries to end its last window.
+        return ended_by if self._end_held_until_ns is None else ""
 
     def answer(self, order: WindowOrder) -> Answer:
         """The answer to an order, given before the step that obeys it."""

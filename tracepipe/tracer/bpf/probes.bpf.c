@@ -118,7 +118,7 @@ enum control {
     SEEN_NS,    /* the ASKED_NS that the capture has seen */
     IS_READY,   /* all probes of windows are attached: a window can begin at the call */
     IS_BUSY,    /* the capture is attaching probes, and looks at requests afterwards */
-    END_ASKED_NS, /* when the call that ended a window began to wait for libraries in the command; else 0 */
+    END_ASKED_NS, /* when the call that ended a window began to wait for libraries in the command; 1: seen; else 0 */
 };
 
 struct thread {
@@ -689,7 +689,7 @@ static inline void await_end(void)
         return;
     u64 began_ns = bpf_ktime_get_ns(), now_ns = began_ns;
     *asked_ns = began_ns;
-    while (may_loop() && *asked_ns == began_ns && now_ns - began_ns < HOLD_UNSEEN_NS)
+    while (may_loop() && *asked_ns && now_ns - began_ns < (*asked_ns == began_ns ? HOLD_UNSEEN_NS : HOLD_NS))
         now_ns = pause();
 }
 

@@ -247,6 +247,10 @@ class Attachment:
         """Release the call that requested a window; returns whether its window was over before it began."""
         return False
 
+    def is_end_held(self) -> bool:
+        """Whether the call that ended a window waits for `let_end`."""
+        return False
+
     def let_end(self) -> None:
         """Release the call that ended a window, where it waits for libraries in the command to follow."""
 

@@ -626,6 +626,12 @@ class ProbeAttachment(Attachment):
         self._maps.control[Control.ASKED_NS] = 0
         return is_over
 
+    def is_end_held(self) -> bool:
+        is_held = self._maps.control[Control.END_ASKED_NS] != 0
+        if is_held:
+            self._maps.control[Control.END_ASKED_NS] = 1  # it is seen, so the call may wait longer
+        return is_held
+
     def let_end(self) -> None:
         self._maps.control[Control.END_ASKED_NS] = 0
 

@@ -221,6 +221,7 @@ class Channel:
     connect ─────────────────────────────────────▶ accept: may its user connect?
             ◀───────────────────────────────────── one byte, with the memory's descriptor
       …  records go through the memory  …
+    a turn of the windows, when it has followed ─▶ has_followed
             ◀───────────────────────────────────── end of the stream: record no more
     the last records, then closed ───────────────▶ end of the stream: it is done
 
@@ -266,6 +267,7 @@ class Channel:
             self._users = {0, os.geteuid()} | ({owner[0]} if owner else set())
             self._name = f"tracepipe-gpu-{secrets.token_hex(16)}"
             self._processes: list[socket.socket] = []
+            self._followed: dict[socket.socket, bytes] = {}
             try:
                 self._listener: socket.socket | None = socket.socket(
                     socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
@@ -350,10 +352,17 @@ class Channel:
 
     def turns(self) -> list[Turn]:
         """The begins and ends of windows by processes since the last call; of many, the last ones."""
+        self.is_over()  # the numbers that processes send must not pile up
         turns, _, _, _, _, *turned_ns = _WINDOWS.unpack_from(self._map, _TURNS_AT)
         new, self._turns, now_ns = (turns - self._turns) % (1 << 32), turns, time.monotonic_ns()
         last = [(turns - before) % (1 << 32) for before in reversed(range(min(new, _TURNS_MAX)))]
         return [Turn(min(turned_ns[turn % _TURNS_MAX], now_ns), begins=turn % 2 == 1) for turn in last]
+
+    def has_followed(self) -> bool:
+        """Whether the libraries that follow windows by a thread of their own have followed the last turn."""
+        self.is_over()
+        turns = self._map[_TURNS_AT : _TURNS_AT + _U32.size]
+        return all(followed == turns for followed in self._followed.values())
 
     def stop(self) -> None:
         """Accept no more processes, and ask the connected ones to record no more; what they still send is
@@ -371,14 +380,19 @@ class Channel:
         """Whether every process has sent its last records and closed the channel, or has ended."""
         for process in list(self._processes):
             try:
-                is_over = not process.recv(1)  # anything that it sends is ignored
+                for _ in range(_TURNS_MAX):
+                    if not (sent := process.recv(_U32.size)):
+                        break
+                    self._followed[process] = sent
+                else:
+                    continue
             except BlockingIOError:
                 continue
             except OSError:
-                is_over = True
-            if is_over:
-                process.close()
-                self._processes.remove(process)
+                pass
+            process.close()
+            self._processes.remove(process)
+            self._followed.pop(process, None)
         return not self._processes
 
     def processes(self) -> set[int]:

@@ -65,6 +65,11 @@ class Connection {
     }
     // Whether the capture process is gone.
     bool is_gone() const { return (events() & (POLLHUP | POLLERR | POLLNVAL)) != 0; }
+    // Tells the capture process a number, unless many are unread; never waits.
+    void tell(uint32_t number) {
+        int made = socket_;
+        if (made >= 0 && is_still(made)) send(made, &number, sizeof number, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
     // Tells the capture process that no more records follow.
     void close() {
         int made = socket_.exchange(-1);

@@ -190,6 +190,7 @@ void follow_window() {
     if (turns == followed_turns || channel.is_over()) return;
     followed_turns = turns;
     if (bool(turns & 1) != is_recording) turns & 1 ? void(record()) : record_nothing();
+    channel.followed(turns);
 }
 WindowCalls &window_calls = *new WindowCalls(windows, follow_window);
 
@@ -368,6 +369,7 @@ Attached begin(bool is_late) {
         windows.open();
         followed_turns = windows.turns();
         if (!begin_to_record(!is_late)) return give_up();
+        channel.followed(followed_turns);
     }
     redirect.look();
     if (windows.are_asked() && !window_calls.open())

@@ -167,6 +167,8 @@ class Channel {
     }
     // Whether the recording is over: the remaining records may be sent, and then `close` is called.
     bool is_over() const { return connection_.is_over(); }
+    // Tells the capture process up to which turn of the windows this process has followed them.
+    void followed(uint32_t turns) { connection_.tell(turns); }
     // Waits for the end of the recording or of the connection.
     void wait_until_over() const { connection_.wait_until_over(); }
     ChannelHeader *shared() { return header_; }
