@@ -285,6 +285,15 @@ def test_whole_ids_are_the_same_with_a_fraction() -> None:
     assert records[1]["pid"] != 7
 
 
+def test_whole_numbers_of_kernels_are_the_same_with_a_fraction() -> None:
+    of = {"correlation": 5.0, "device": 0.0, "stream": 7.0}
+    kernel = EVENT | {"cat": "kernel", "pid": 0.0, "tid": 7.0, "args": of}
+    call = EVENT | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": 5.0}}
+    called, found = kineto(call, kernel)
+    assert (found["type"], found["gpu"], found["stream"], found["launch"]) == ("gpu_kernel", 0, 7, 5)
+    assert called["launch"] == 5
+
+
 def test_a_time_of_unusual_form_keeps_its_nanoseconds() -> None:
     records, _ = read(b'[{"ph":"i","name":"f","ts":+01712195495519689.047,"args":{"a":inf}}]')
     assert records[0]["ts_ns"] == 1712195495519689047

@@ -217,6 +217,7 @@ def _is_of_gpu(stated: object) -> bool:
 
 def _stream(stated: object) -> int | None:
     """The number of a stream, which older versions wrote as a text."""
+    stated = _whole(stated)
     if type(stated) is str and (found := _STREAM.fullmatch(stated)):
         stated = int(found[1])
     return stream_number(stated) if type(stated) is int else None
@@ -224,8 +225,13 @@ def _stream(stated: object) -> int | None:
 
 def _index(stated: object) -> int | None:
     """The index of a device, which may be a text."""
-    index = int(stated) if type(stated) is str and _INDEX.fullmatch(stated) else stated
+    index = int(stated) if type(stated) is str and _INDEX.fullmatch(stated) else _whole(stated)
     return index if _is_id(index) else None
+
+
+def _whole(number: object) -> object:
+    """A number with nothing behind its point, as columns with gaps are written, as an integer."""
+    return int(number) if type(number) is float and number.is_integer() else number
 
 
 def _is_below_0(pid: object) -> bool:
@@ -355,7 +361,7 @@ class Kinds:
         return found
 
     def _launch(self, args: dict[str, Any]) -> int | None:
-        correlation = args.get("correlation")
+        correlation = _whole(args.get("correlation"))
         if type(correlation) is not int or not 0 < correlation <= ID_LIMIT:
             return None
         return correlation
