@@ -8,6 +8,7 @@ import sys
 import warnings
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from random import Random
@@ -50,12 +51,14 @@ _OPTIONS: dict[Any, tuple[Any, ...]] = {
     float: (0.5, 1e-9, 0.999),
     str: ("", "1us", "0", "a", "k.*"),
     bool: (True, False),
+    str | Sequence[str]: ("", "*", "*=3", ("a", "k*=2")),
 }
 
 
 _COMMANDS = (
     "validate", "convert -f text", "convert -f chrome -o -", "convert --strict -f text", "summary",
-    "timeline", "layers", "gaps", "lines", "annotations", "memory", "warps", "diff", "summary --json",
+    "summary --all", "steps", "whatif", "timeline", "layers", "gaps",
+    "lines", "annotations", "memory", "warps", "diff", "summary --json",
     "warps --json",
     "layers --json", "memory --json", "gaps --json", "lines --json", "diff --json", "timeline --json",
 )  # fmt: skip
