@@ -67,7 +67,7 @@ def test_the_only_trace_of_an_archive_is_read_by_every_command(form: str, tmp_pa
 
 
 def test_an_archive_at_standard_input(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tracepipe", "summary", "-"]
+    command = [sys.executable, "-m", "tracepipe", "summary", "-", "--all"]
     done = subprocess.run(command, input=zipped({"run.json": trace("work")}), capture_output=True, check=True)
     assert b"1 annotation" in done.stdout
 

@@ -162,7 +162,7 @@ def test_other_threads_launch_for_the_ranges_of_the_thread_that_they_serve(seed:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.sampled_from("(()LLL"), st.integers(0, 30), st.integers(1, 20)), max_size=30))
 def test_sums_are_those_of_each_range(steps: list[tuple[str, int, int]]) -> None:
     records, work, opened = [], dict[str, list[tuple[int, int]]](), list[str]()
