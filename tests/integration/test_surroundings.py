@@ -327,6 +327,7 @@ def test_where_memory_runs_out_the_capture_ends_and_the_program_continues(
     options = ["--method", "prebuilt", "--gpu", "off", "--ring-bytes", "64K", "-o", str(folder / "run.jsonl")]
     for _ in range(5):
         before = kills_in(state)
+        (folder / "run.jsonl.part").unlink(missing_ok=True)  # what a killed capture leaves
         done = run_in(Case(["sh", "-c", shell, "sh"]), folder, "capture", *options, "--", *inner)
         wait_until(lambda: (group / "cgroup.procs").read_text() == "")
         if kills_in(state) == before + 1:
