@@ -23,7 +23,8 @@ _LEAST_PERCENT = 10
 # What is known of less of the idle time is not said of it.
 _KNOWN_LEAST = 0.9
 _KERNELS = 3
-_NAME_COLUMNS = 24
+# By the number of kernels, so that their names take two lines at most.
+_NAME_COLUMNS: Final = {1: 60, 2: 38, 3: 24}
 _FILE_COLUMNS = 16
 _CAUSES: Final = {
     Kind.LOADING: (
@@ -189,7 +190,7 @@ def _kernels(run: Run) -> list[str]:
     found = functions_of(run, "gpu_kernel", "total", _KERNELS)
     if not found.whole_ns:
         return []
-    names = names_within([name for name, *_ in found.rows], _NAME_COLUMNS)
+    names = names_within([name for name, *_ in found.rows], _NAME_COLUMNS[len(found.rows)])
     shares = [
         f"{name} {100 * row[3] / found.whole_ns:.1f}%"
         for name, row in zip(names, found.rows, strict=True)
