@@ -123,6 +123,19 @@ def test_faster_kernels_and_free_launches(load: Load, host_bound: bool) -> None:
     assert found["new_ns"] == pytest.approx(median_ns(program), rel=0.02)
 
 
+def test_warps_of_launches_without_kernels_are_work_too(load: Load) -> None:
+    program = train(6, host_bound=False, extra="gpu")
+    (wanted,) = changes(program, load, without="extra")
+    for record in program.records:
+        if record["type"] == "gpu_kernel":
+            one = {"grid": [1, 1, 1], "block": [32, 1, 1], "warp": [0], "entry_ns": [0]}
+            record |= {"type": "gpu_warp", **one, "exit_ns": [record.pop("dur_ns")]}
+            for name in ("phase", "pid", "tid", "stream"):
+                del record[name]
+    (found,) = changes(program, load, without="extra")
+    assert found == wanted
+
+
 def test_what_would_save_most_comes_first(load: Load) -> None:
     rows = changes(train(3, host_bound=False, extra="host"), load)
     assert {"without extra", "gemm 2 times as fast", "free launches"} <= {row["change"] for row in rows}

@@ -25,6 +25,7 @@ from tracepipe.analyses.gpu_work import (
     gpu_work,
     kinds_of,
     outermost_rows,
+    streams_of,
 )
 from tracepipe.analyses.steps import step_of_work, steps_of
 from tracepipe.errors import TracepipeError
@@ -33,7 +34,7 @@ from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
 from tracepipe.store.schema import SPAN
 
-# A longer gap between the work of a stream is no gap of the GPU: the work waited for its launch.
+# If a stream is idle for longer between two kernels, the second one waited for its launch.
 _GAP_MOST_NS: Final = 15_000
 _WAITS: Final = re.compile(r"(cu|cuda|hip)\w*Synchronize(_ptsz|_ptds)?")
 _NEVER: Final = -(1 << 62)
@@ -77,6 +78,8 @@ class Replay:
         calls = run.layer("userspace")
         rows = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN))
         rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
+        self.rows = rows
+        """The rows of the calls in their layer, in the order in which they begin."""
         self.start_ns, self.end_ns = calls.start_ns[rows], calls.end_ns[rows]
         self.names = np.array(run.shapes.values("name", calls.shape[rows]), object)
         place = np.full(len(calls) + 1, NONE, np.int64)
@@ -117,12 +120,7 @@ class Replay:
             raise _refused("it has work of several GPUs", "Name the recording of one rank.")
         if int(lengths_ns[inside & (self.kinds == COMMUNICATION)].sum()) > _SHARE_MOST * whole_ns:
             raise _refused("its collectives wait for other ranks", "tracepipe ranks compares ranks.")
-        streams = run.shapes.column("stream")
-        stream = np.full(len(work), NONE, np.int64)
-        for layer, kind in (("gpu_kernel", False), ("transfer", True)):
-            own = np.flatnonzero((work.what == COPY) == kind)
-            stream[own] = streams[run.layer(layer).shape[work.row[own]]]
-        _, self._stream = np.unique(stream, return_inverse=True)
+        _, self._stream = np.unique(streams_of(run, work), return_inverse=True)
         sums_ns = np.bincount(self._stream[inside], lengths_ns[inside])
         if sums_ns.sum() - sums_ns.max(initial=0) > _SHARE_MOST * whole_ns:
             raise _refused(

@@ -11,25 +11,27 @@ from typing import Annotated, Any, Final
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_named
+from tracepipe.analyses.functions import names_by_time
 from tracepipe.analyses.gpu_work import KERNEL
 from tracepipe.analyses.idle_places import operators
 from tracepipe.analyses.replay import Change, Replay
 from tracepipe.analyses.steps import is_step
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import NONE, Bools, Int64s
+from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.intervals import Stretches
 from tracepipe.kernel_names import kernel_title
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
-from tracepipe.store.run import Run
+from tracepipe.store.run import Layer, Run
 from tracepipe.units import duration_text
 
 # A smaller difference is an error of rounding.
 _LEAST_NS: Final = 1_000
 _RANGES, _KERNELS, _CALLS = 8, 5, 4
 _FACTOR: Final = 2.0
-# Where the GPU is idle for most of the time, the host decides, and a change in the program changes its speed
-# too: caches, clocks, what runs beside. `benchmarks/whatif_gpu.py` found errors of up to this share.
+# If the GPU is idle for most of the time, the length of a step depends on the speed of the host. A change in
+# the program also changes that speed, for example by its effect on caches, which a replay cannot know.
+# `benchmarks/whatif_gpu.py` measured errors of up to this share of a step.
 _HOST_BOUND: Final = 0.5
 _HOST_ERROR: Final = 0.1
 
@@ -196,42 +198,31 @@ def _faster(replay: Replay, pattern: str, times: float) -> _Named:
 def _candidates(replay: Replay) -> Iterator[_Named]:
     """Changes that are worth a look: ranges, calls that wait or take long, kernels, launches."""
     run = replay.run
-    layer, is_operator = run.layer("annotation"), operators(run)
+
+    def by_time(layer: Layer, rows: Ints) -> tuple[Ints, list[int]]:
+        """The numbers of the names of some rows, and the different ones, those with the most time first."""
+        return run.shapes.column("name", layer.shape[rows]), names_by_time(run, layer, rows, 0)[0]
+
+    ranges, calls, kernels = (run.layer(name) for name in ("annotation", "userspace", "gpu_kernel"))
     inside = Stretches(replay.steps.start_ns[:1], replay.steps.end_ns[-1:])
-    rows = np.flatnonzero(~is_operator[layer.shape] & (run.shapes.column("gpu")[layer.shape] == NONE))
-    rows = rows[inside.covered_ns(layer.start_ns[rows], layer.end_ns[rows]) > 0]
-    names = run.shapes.column("name")[layer.shape[rows]]
-    sums = {
-        int(number): int((layer.end_ns - layer.start_ns)[rows[names == number]].sum())
-        for number in np.unique(names)
-    }
-    ranges = [
-        number for number in sorted(sums, key=lambda one: -sums[one]) if not is_step(run.shapes.text(number))
-    ]
-    for number in ranges[:_RANGES]:
-        own = rows[names == number]
-        yield f"without {run.shapes.text(number)}", Change(Stretches(layer.start_ns[own], layer.end_ns[own]))
-    of_call: dict[str, int] = {}
-    for name, ns in zip(replay.names, (replay.end_ns - replay.start_ns).tolist(), strict=True):
-        of_call[name] = of_call.get(name, 0) + ns
-    launching = set(replay.names[replay.call[replay.call != NONE]])
-    calls = [name for name in sorted(of_call, key=lambda one: -of_call[one]) if name not in launching]
-    for name in calls[:_CALLS]:
-        yield f"without {name}", Change(calls=replay.names == name)
+    rows = np.flatnonzero(~operators(run)[ranges.shape] & (run.shapes.column("gpu")[ranges.shape] == NONE))
+    rows = rows[inside.covered_ns(ranges.start_ns[rows], ranges.end_ns[rows]) > 0]
+    of_row, names = by_time(ranges, rows)
+    for number in [one for one in names if not is_step(run.shapes.text(one))][:_RANGES]:
+        own = rows[of_row == number]
+        removed = Stretches(ranges.start_ns[own], ranges.end_ns[own])
+        yield f"without {run.shapes.text(number)}", Change(removed)
+    of_row, names = by_time(calls, replay.rows)
+    launching = set(of_row[replay.call[replay.call != NONE]].tolist())
+    for number in [one for one in names if one not in launching][:_CALLS]:
+        yield f"without {run.shapes.text(number)}", Change(calls=of_row == number)
     yield "free launches", Change(free=True)
-    of_kernel: dict[str, int] = {}
-    own = np.flatnonzero(replay.work.what == KERNEL)
-    lengths_ns = (replay.work.end_ns - replay.work.start_ns)[own]
-    texts = run.shapes.values("name", run.layer("gpu_kernel").shape[replay.work.row[own]])
-    for name, ns in zip(texts, lengths_ns.tolist(), strict=True):
-        of_kernel[str(name)] = of_kernel.get(str(name), 0) + ns
-    for name in sorted(of_kernel, key=lambda one: -of_kernel[one])[:_KERNELS]:
-        kernels = np.zeros(len(replay.work), np.bool_)
-        kernels[own[[text == name for text in texts]]] = True
-        yield (
-            f"{kernel_title(name)} {_FACTOR:g} times as fast",
-            Change(left=np.where(kernels, 1 / _FACTOR, 1.0)),
-        )
+    work = np.flatnonzero(replay.work.what == KERNEL)
+    of_row, names = by_time(kernels, replay.work.row[work])
+    for number in names[:_KERNELS]:
+        left = np.ones(len(replay.work))
+        left[work[of_row == number]] = 1 / _FACTOR
+        yield f"{kernel_title(run.shapes.text(number))} {_FACTOR:g} times as fast", Change(left=left)
 
 
 REPORT = Report("whatif", Options, run, suits=lambda run: False)
