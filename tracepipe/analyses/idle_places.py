@@ -28,6 +28,7 @@ from tracepipe.event.vocabulary import OPERATORS, PYTHON_LAYERS
 from tracepipe.store.python_stacks import frame_of
 from tracepipe.store.run import Run
 from tracepipe.store.schema import INSTANT, NO_BEGIN
+from tracepipe.units import counted
 
 # Functions of a framework: `aten::add_, seq = 5`, `CudnnConvolutionBackward0`.
 _OPERATOR: Final = re.compile(r"\w+(::\w+)+([ ,:(].*)?|\w+Backward\d*(, .*)?")
@@ -68,10 +69,8 @@ class IdlePlaces:
     def sums(self, run: Run, rows: Ints) -> list[Place]:
         """The time of some pieces by range and line, the longest first. Steps count as one range."""
         of, first = number_rows(self.range[rows], self.line[rows])
-        sums_ns, found = (
-            sums_by(of, self.dur_ns[rows], len(first)),
-            dict[tuple[str | None, str | None], int](),
-        )
+        sums_ns = sums_by(of, self.dur_ns[rows], len(first))
+        found: dict[tuple[str | None, str | None], int] = {}
         for row, sum_ns in zip(rows[first].tolist(), sums_ns.tolist(), strict=True):
             number, line = int(self.range[row]), int(self.line[row])
             name = None if number == NONE else run.shapes.text(number)
@@ -87,6 +86,17 @@ class Place(NamedTuple):
     range: str | None
     line: str | None
     idle_ns: int
+
+
+def with_others(places: list[Place], most: int) -> list[Place]:
+    """The first `most` places, or all for 0, and the sum of the others; if that is only one, it is itself
+    there.
+    """
+    if not 0 < most < len(places) - 1:
+        return places
+    others = places[most:]
+    name = counted(len(others), "other|others")
+    return [*places[:most], Place(name, None, sum(one.idle_ns for one in others))]
 
 
 def family(name: str) -> str:
@@ -197,9 +207,10 @@ class _Finder:
         self._numbers: dict[str, int] = {}
 
     def _line(self, frame: Frame | None) -> int:
-        return self._numbered(str(frame)) if frame else NONE
-
-    def _numbered(self, text: str) -> int:
+        """The number of a frame's line, NONE without a frame."""
+        if frame is None:
+            return NONE
+        text = str(frame)
         number = self._numbers.setdefault(text, len(self.lines))
         if number == len(self.lines):
             self.lines.append(text)

@@ -5,6 +5,7 @@ the program did while they were idle, by cause.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -14,17 +15,12 @@ import numpy as np
 from tracepipe.analyses.breakdown import HOOKED, OFF_CPU
 from tracepipe.analyses.cuda_calls import LAUNCH
 from tracepipe.analyses.gpu_work import gpu_work, idle_of, kinds_of
-from tracepipe.analyses.host_states import (
-    ABSENT,
-    STATES,
-    UNKNOWN,
-    USER,
-    HostStates,
-)
+from tracepipe.analyses.host_states import ABSENT, STATES, UNKNOWN, USER, HostStates
 from tracepipe.analyses.idle_gaps import LAST, IdleGaps, gaps_of
 from tracepipe.analyses.idle_places import IdlePlaces, Place, idle_places
 from tracepipe.analyses.steps import GpuSteps, Steps, gpu_steps, is_loading, steps_of
 from tracepipe.event.columns import NONE, Bools, Ints, distinct
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.store.run import Run
 
 # Calls that wait for the GPU. Those of HIP have the same words.
@@ -82,8 +78,8 @@ class Overview:
     first_ns: int = 0
     places: list[Place] = field(default_factory=list)
     reasons: list[Reason] = field(default_factory=list)
-    places_of: dict[int, list[Place]] = field(default_factory=dict)
-    """The places of each step that has idle time, by its index."""
+    places_of: Callable[[int], list[Place]] = lambda step: []
+    """The places of the step with an index."""
 
     @property
     def whole_ns(self) -> int:
@@ -114,11 +110,10 @@ def overview_of(run: Run) -> Overview:
     found.late_ns = int(late_ns[is_known | is_last].sum())
     found.known_ns = int(gaps.dur_ns()[is_known | is_last].sum())
     places = idle_places(run, gaps, HostStates(run))
-    every = np.arange(len(places.gap))
-    found.places = places.sums(run, every)
+    found.places = places.sums(run, np.arange(len(places.gap)))
     found.reasons = _reasons(run, gaps, places, is_known & (returns_ns <= gaps.start_ns))
-    for one in distinct(step).tolist() if found.steps.are_marked else ():
-        found.places_of[one] = places.sums(run, every[step[places.gap] == one])
+    of_step = RowsByNumber(step[places.gap])
+    found.places_of = lambda step: places.sums(run, of_step.of(step))
     return found
 
 
@@ -138,21 +133,17 @@ def _in_steps(gaps: IdleGaps, of_gpus: list[GpuSteps]) -> tuple[IdleGaps, Ints]:
 
 
 def _reasons(run: Run, gaps: IdleGaps, places: IdlePlaces, queued: Bools) -> list[Reason]:
-    kinds, calls = (
-        _kinds(run, gaps, places, queued),
-        np.where(places.call == NONE, places.syscall, places.call),
-    )
+    kinds = _kinds(run, gaps, places, queued)
+    calls = np.where(places.call == NONE, places.syscall, places.call)
     found = []
-    for kind in Kind:
-        of_kind = np.flatnonzero(kinds == list(Kind).index(kind))
+    for at, kind in enumerate(Kind):
+        of_kind = np.flatnonzero(kinds == at)
         by_call = kind in (Kind.WAITS, Kind.CALL)
         for number in distinct(calls[of_kind]).tolist() if by_call else [NONE] * (len(of_kind) > 0):
             rows = of_kind[calls[of_kind] == number] if by_call else of_kind
-            sum_ns = int(places.dur_ns[rows].sum())
+            sum_ns, count = int(places.dur_ns[rows].sum()), len(distinct(places.gap[rows]))
             name = None if number == NONE else run.shapes.text(number)
-            found.append(
-                Reason(kind, sum_ns, len(distinct(places.gap[rows])), name, places.sums(run, rows)[0])
-            )
+            found.append(Reason(kind, sum_ns, count, name, places.sums(run, rows)[0]))
     return sorted(found, key=lambda one: -one.idle_ns)
 
 
@@ -161,28 +152,22 @@ def _kinds(run: Run, gaps: IdleGaps, places: IdlePlaces, queued: Bools) -> Ints:
     launched before them.
     """
 
-    def named(numbers: Ints, matches: re.Pattern[str]) -> Bools:
-        known = distinct(numbers[numbers != NONE])
-        some = [number for number in known.tolist() if matches.fullmatch(run.shapes.text(number))]
-        return np.isin(numbers, some)
+    def named(numbers: Ints, matches: Callable[[str], object]) -> Bools:
+        known = distinct(numbers[numbers != NONE]).tolist()
+        return np.isin(numbers, [number for number in known if matches(run.shapes.text(number))])
 
     def is_state(*states: str) -> Bools:
         return np.isin(places.state, [STATES.index(state) for state in states])
 
-    ranges = distinct(places.range[places.range != NONE]).tolist()
-    loads = [number for number in ranges if is_loading(run.shapes.text(number))]
-    short = gaps.dur_ns() < _SHORT_NS
-    in_call = places.call != NONE
-    launches = in_call & named(places.call, LAUNCH)
-    waits = in_call & named(places.call, _WAITS)
-    own = is_state(USER, HOOKED)
+    short, own = gaps.dur_ns() < _SHORT_NS, is_state(USER, HOOKED)
+    launches = named(places.call, LAUNCH.fullmatch) & (places.dur_ns < _LONG_LAUNCH_NS)
     order = {
-        Kind.LOADING: np.isin(places.range, loads),
+        Kind.LOADING: named(places.range, is_loading),
         Kind.QUEUED: queued[places.gap],
         Kind.UNKNOWN: is_state(UNKNOWN),
-        Kind.LAUNCHES: (launches & (places.dur_ns < _LONG_LAUNCH_NS)) | (own & short[places.gap]),
-        Kind.WAITS: waits,
-        Kind.CALL: in_call & ~own,
+        Kind.LAUNCHES: launches | (own & short[places.gap]),
+        Kind.WAITS: named(places.call, _WAITS.fullmatch),
+        Kind.CALL: (places.call != NONE) & ~own,
         Kind.OFF_CPU: is_state(OFF_CPU, ABSENT),
     }
     numbers = {kind: number for number, kind in enumerate(Kind)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tracepipe.analyses.gpu_work import Partition
 from tracepipe.analyses.overview import Overview
 from tracepipe.analyses.steps import GpuSteps, is_step
 from tracepipe.event.columns import Int64s
@@ -48,26 +49,26 @@ def wall_ns(found: Overview) -> Int64s:
     return lengths
 
 
-def step_name(found: Overview, at: int) -> str:
-    """How a step is called: `#7`, with its name where steps have several."""
-    names = {name.rstrip("0123456789 #:") for name in found.steps.names}
-    number = f"#{found.steps.number[at]}"
-    return f"{number} {found.steps.names[at]}" if len(names) > 1 else number
+def step_names(found: Overview) -> list[str]:
+    """How the steps are called: `#7`, with the name where they have several."""
+    names, numbers = found.steps.names, [f"#{number}" for number in found.steps.number]
+    if len({name.rstrip("0123456789 #:") for name in names}) == 1:
+        return numbers
+    return [f"{number} {name}" for number, name in zip(numbers, names, strict=True)]
 
 
 def steps_table(found: Overview, shown: list[int], *, each: bool = True) -> Table:
     """A table of some steps; a row for each GPU, or, without `each`, for all of them."""
     of_gpus = found.of_gpus if each else [_all_of(found.of_gpus)]
-    rows = []
+    rows, names = [], step_names(found) if found.steps.are_marked else ["all"]
     for at in shown:
-        name = step_name(found, at) if found.steps.are_marked else "all"
         for one in of_gpus:
             whole_ns = int(one.end_ns[at] - one.start_ns[at])
             parts = [int(part[at]) for part in one.parts]
             cells = (whole_ns - parts[-1], *parts, int(one.loading_ns[at]))
             wall = whole_ns if each else whole_ns // len(found.of_gpus)
             shares = (100 * cell / whole_ns if whole_ns else None for cell in cells)
-            rows.append((name, one.gpu, wall, *shares))
+            rows.append((names[at], one.gpu, wall, *shares))
     columns: list[Column] = [
         Column("step", "step"),
         Column("gpu", "GPU", "id"),
@@ -98,9 +99,7 @@ def steps_table(found: Overview, shown: list[int], *, each: bool = True) -> Tabl
 def _all_of(of_gpus: list[GpuSteps]) -> GpuSteps:
     """The sums over all GPUs, as one GPU whose steps begin at 0."""
     whole_ns = np.sum([one.end_ns - one.start_ns for one in of_gpus], axis=0)
-    parts = type(of_gpus[0].parts)(
-        *(np.sum(part, axis=0) for part in zip(*(one.parts for one in of_gpus), strict=True))
-    )
+    parts = Partition(*(np.sum(part, axis=0) for part in zip(*(one.parts for one in of_gpus), strict=True)))
     loading_ns = np.sum([one.loading_ns for one in of_gpus], axis=0)
     return GpuSteps(-1, np.zeros_like(whole_ns), whole_ns, parts, loading_ns)
 
@@ -117,18 +116,15 @@ def slow_steps(found: Overview) -> Iterator[SlowStep]:
     count = len(found.of_gpus)
     columns = {**whole.parts._asdict(), "loading_ns": whole.loading_ns}
     columns["other_ns"] = columns.pop("idle_ns") - whole.loading_ns
+    more_ns = {_PARTS[name]: (column - _median(column)) // count for name, column in columns.items()}
     for at in np.argsort(-walls_ns, kind="stable").tolist():
         if walls_ns[at] - usual_ns <= least_ns:
             return
-        parts = [
-            (_PARTS[name], int(column[at] - _median(column)) // count) for name, column in columns.items()
-        ]
-        parts = sorted(parts, key=lambda one: -one[1])
+        parts = sorted(((part, int(ns[at])) for part, ns in more_ns.items()), key=lambda one: -one[1])
         shown = [one for one in parts[:2] if one[1] > least_ns / 10] or parts[:1]
-        places = found.places_of.get(at, ()) if shown[0][0] == _PARTS["other_ns"] else ()
-        place = next(
-            (one.line or one.range for one in places if one.line or not is_step(one.range or "")), None
-        )
+        places = found.places_of(at) if shown[0][0] == _PARTS["other_ns"] else ()
+        named = (one.line or one.range for one in places if one.line or not is_step(one.range or ""))
+        place = next(named, None)
         yield SlowStep(at, int(walls_ns[at] - usual_ns), shown, place)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracepipe.analyses.functions import functions_of
+from tracepipe.analyses.idle_places import with_others
 from tracepipe.analyses.overview import Kind, Overview, overview_of
-from tracepipe.analyses.step_tables import slow_steps, step_name, steps_table, wall_ns
+from tracepipe.analyses.step_tables import slow_steps, step_names, steps_table, wall_ns
 from tracepipe.present.writing.rendering import elided, names_within
 from tracepipe.reports.report import SHARE, Column, Result, Table
 from tracepipe.store.run import Run
@@ -104,16 +105,11 @@ def _of_gpus(run: Run, found: Overview) -> Iterator[Table]:
 
 def _idle(found: Overview) -> Table:
     """Where the program was while the GPUs were idle; the rows add up to the idle time."""
-    idle_ns, listed = found.idle_ns, len(found.places)
-    if listed > _PLACES:
-        listed = _PLACES - 1
+    idle_ns = found.idle_ns
     rows: list[tuple[Any, ...]] = [
         (one.idle_ns, 100 * one.idle_ns / idle_ns, one.range or "(no range)", one.line)
-        for one in found.places[:listed]
+        for one in with_others(found.places, _PLACES - 1)
     ]
-    if more := found.places[listed:]:
-        more_ns = sum(one.idle_ns for one in more)
-        rows.append((more_ns, 100 * more_ns / idle_ns, counted(len(more), "other|others"), None))
     columns = [
         Column("idle_ns", "idle", "ns"),
         SHARE,
@@ -136,9 +132,8 @@ def _slow(found: Overview) -> list[str]:
     """The slowest step, where one is slow."""
     if not found.steps.are_marked:
         return []
-    return [
-        elided(one.text(f"Step {step_name(found, one.at)}"), _COLUMNS) for one in [*slow_steps(found)][:1]
-    ]
+    slowest = next(slow_steps(found), None)
+    return [elided(slowest.text(f"Step {step_names(found)[slowest.at]}"), _COLUMNS)] if slowest else []
 
 
 def _cause(run: Run, found: Overview) -> Iterator[str]:

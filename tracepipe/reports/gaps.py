@@ -28,7 +28,7 @@ from tracepipe.analyses.idle_gaps import (
     in_words,
     state_text,
 )
-from tracepipe.analyses.idle_places import IdlePlaces, idle_places
+from tracepipe.analyses.idle_places import IdlePlaces, idle_places, with_others
 from tracepipe.analyses.kernel_chains import NEAR_NS, SMALL_NS, chains_of, launching_ns, small_kernels
 from tracepipe.analyses.launch_gaps import launch_tables
 from tracepipe.analyses.parts import Part, PartOptions, part_of, titled
@@ -222,14 +222,9 @@ def _places(run: Run, idle: list[Idle], gaps: IdleGaps, places: IdlePlaces, top:
     for number, one in enumerate(idle):
         own = (gaps.gpu[places.gap] == number) & (gaps.where[places.gap] == BETWEEN)
         found, whole_ns = places.sums(run, np.flatnonzero(own)), one.idle_ns
-        shown = found[:top] if 0 < top < len(found) - 1 else found
-        more, more_ns = len(found) - len(shown), sum(place.idle_ns for place in found[len(shown) :])
-        for range_, line, idle_ns in [*shown, (counted(more, "other|others"), None, more_ns)][
-            : len(shown) + (more > 0)
-        ]:
-            rows.append(
-                (f"GPU {one.gpu}", range_, line, idle_ns, 100 * idle_ns / whole_ns if whole_ns else None)
-            )
+        for range_, line, idle_ns in with_others(found, top):
+            share = 100 * idle_ns / whole_ns if whole_ns else None
+            rows.append((f"GPU {one.gpu}", range_, line, idle_ns, share))
     columns = (
         Column("gpu", "the program was in"),
         Column("range", "range"),
@@ -238,9 +233,10 @@ def _places(run: Run, idle: list[Idle], gaps: IdleGaps, places: IdlePlaces, top:
         Column("share_percent", "share", "percent"),
     )
     note = (
-        "Of the thread that launched the next work: the innermost range that is no operator of a framework, "
-        "and the innermost line of Python that is in no installed package. Where that work was launched "
-        "before the GPU was idle, of the thread that has the steps. All steps count as one range."
+        "The range and the line in which the thread was that launched the next work: the innermost range "
+        "that the program marked, and the innermost line of Python outside of installed packages. If that "
+        "work was launched before the GPU became idle, the thread that has the steps counts instead. All "
+        "steps count as one range."
     )
     if any(row[1] or row[2] for row in rows):
         yield Table("places", "Idle time by range and line", columns, rows, note, grouped=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 
 from tracepipe.analyses.overview import overview_of
-from tracepipe.analyses.step_tables import slow_steps, step_name, steps_table, wall_ns
+from tracepipe.analyses.step_tables import slow_steps, step_names, steps_table, wall_ns
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
@@ -33,7 +33,8 @@ def run(run: Run, options: Options) -> Result:
         order = np.sort(np.argsort(-walls_ns, kind="stable")[: options.top])
     result.parts.append(steps_table(found, order.tolist()))
     if found.steps.are_marked:
-        rows = [(one.text(step_name(found, one.at)),) for one in slow_steps(found)]
+        names = step_names(found)
+        rows = [(one.text(names[one.at]),) for one in slow_steps(found)]
         if rows:
             result.parts.append(Table("slow", "Slow steps", (Column("says", ""),), rows))
     else:
