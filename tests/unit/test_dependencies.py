@@ -1,0 +1,228 @@
+"""What calls wait for: one program, written as each tool that records it states streams and events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import nsys_export
+from tests.support.recordings import Load, loader, span, write
+from tracepipe.analyses.dependencies import (
+    NOTHING,
+    POLLS,
+    RECORDS,
+    STREAM_WAITS,
+    WAITS_DEVICE,
+    WAITS_EVENT,
+    WAITS_STREAM,
+    Dependencies,
+    dependencies_of,
+)
+from tracepipe.analyses.gpu_work import gpu_work
+from tracepipe.event.columns import NONE
+from tracepipe.store.run import Run, load_run
+from tracepipe.store.schema import SPAN
+
+# A call, its stream, its event, and what is to be found: the kind, the stream, the call that recorded.
+PROGRAM: list[tuple[str, int | None, int | None, tuple[int, int, int]]] = [
+    ("cudaStreamWaitEvent", 13, 5, (STREAM_WAITS, 13, NONE)),  # an event that was not recorded
+    ("cudaLaunchKernel", 7, None, (NOTHING, NONE, NONE)),
+    ("cudaEventRecord", 7, 5, (RECORDS, 7, NONE)),
+    ("cudaStreamWaitEvent", 13, 5, (STREAM_WAITS, 13, 2)),
+    ("cudaLaunchKernel", 13, None, (NOTHING, NONE, NONE)),
+    ("cudaEventRecord", 13, 6, (RECORDS, 13, NONE)),
+    ("cudaEventRecord", 13, 5, (RECORDS, 13, NONE)),
+    ("cudaStreamWaitEvent", 7, 5, (STREAM_WAITS, 7, 6)),
+    ("cudaEventSynchronize", None, 6, (WAITS_EVENT, NONE, 5)),
+    ("cudaStreamSynchronize", 13, None, (WAITS_STREAM, 13, NONE)),
+    ("cudaDeviceSynchronize", None, None, (WAITS_DEVICE, NONE, NONE)),
+]
+
+
+def cupti(folder: Path) -> Run:
+    records, launches = [], 0
+    for at, (name, stream, event, _) in enumerate(PROGRAM):
+        args = {"result": 0, "context": 1}
+        if "Launch" in name:
+            launches, start = launches + 1, 100 * at + 50
+            kernel = {"gpu": 0, "stream": stream, "launch": launches}
+            records.append(span(start, start + 20, "gemm", "gpu_kernel", **kernel))
+            args["launch"] = launches
+        args |= {key: number for key, number in {"stream": stream, "event": event}.items() if number}
+        launch = {"launch": args.pop("launch")} if "launch" in args else {}
+        records.append(span(100 * at + 1, 100 * at + 40, name, args=args, **launch))
+    return load_run(str(write(folder / "run.jsonl", *records)))
+
+
+def probes(folder: Path) -> Run:
+    """With handles, and the driver's call in the runtime's."""
+    handles, records, launches = {None: None, 7: 0, 13: 0x55D0_0000_1300}, [], 0
+    for at, (name, stream, event, _) in enumerate(PROGRAM):
+        args: dict[str, Any] = {} if stream is None else {"stream": handles[stream]}
+        args |= {} if event is None else {"event": hex(0x7F00_0000_0000 + event)}
+        launch = {}
+        if "Launch" in name:
+            launches, start = launches + 1, 100 * at + 50
+            launch = {"launch": launches}
+            kernel = {"gpu": 0, "stream": stream, "launch": launches}
+            records.append(span(start, start + 20, "gemm", "gpu_kernel", **kernel))
+        driver = name.replace("cudaDevice", "cuCtx").replace("cuda", "cu")
+        records.append(span(100 * at + 1, 100 * at + 40, name, args=args))
+        records.append(span(100 * at + 2, 100 * at + 30, driver, args=args, **launch))
+    return load_run(str(write(folder / "run.jsonl", *records)))
+
+
+def nsys(folder: Path) -> Run:
+    names = sorted({name for name, *_ in PROGRAM})
+    columns = "start end deviceId contextId streamId correlationId globalPid syncType eventId"
+    calls, kernels, waits, events = [], [], [], []
+    none = 0xFFFFFFFF
+    for at, (name, stream, event, _) in enumerate(PROGRAM):
+        calls.append(
+            nsys_export.call(100 * at + 1, 100 * at + 40, nsys_export.TEXTS[0], at)
+            | {"nameId": names.index(name)}
+        )
+        whole = (0, 1, none if stream is None else stream, at, nsys_export.P)
+        if "Launch" in name:
+            kernels.append(nsys_export.kernel(100 * at + 50, 100 * at + 70, at, streamId=stream))
+        elif "Record" in name:
+            events.append((0, *whole, event))
+        else:
+            waits.append((100 * at + 1, 100 * at + 40, *whole, 2, none if event is None else event))
+    return load_run(
+        str(
+            nsys_export.make(
+                folder / "run.sqlite",
+                {
+                    "StringIds": [{"id": at, "value": name} for at, name in enumerate(names)]
+                    + nsys_export.tables()["StringIds"],
+                    "CUPTI_ACTIVITY_KIND_RUNTIME": calls,
+                    "CUPTI_ACTIVITY_KIND_KERNEL": kernels,
+                    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": nsys_export.rows(columns, *waits),
+                    "CUPTI_ACTIVITY_KIND_CUDA_EVENT": nsys_export.rows(
+                        "timestamp deviceId contextId streamId correlationId globalPid eventId", *events
+                    ),
+                },
+            )
+        )
+    )
+
+
+def found(run: Run) -> Dependencies:
+    calls = run.layer("userspace")
+    rows = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN))
+    return dependencies_of(run, gpu_work(run), rows[np.argsort(calls.start_ns[rows], kind="stable")])
+
+
+def columns(found: Dependencies) -> list[tuple[int, ...]]:
+    return list(zip(found.what.tolist(), found.stream.tolist(), found.record.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("form", [cupti, probes, nsys])
+def test_every_form_of_a_recording_says_the_same(tmp_path: Path, form: Callable[[Path], Run]) -> None:
+    assert columns(found(form(tmp_path))) == [wanted for *_, wanted in PROGRAM]
+    assert found(form(tmp_path)).missing == 0
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    return loader(tmp_path)
+
+
+def calls_of(*calls: tuple[str, dict[str, Any]], **fields: Any) -> list[dict[str, Any]]:
+    return [
+        span(100 * at + 1, 100 * at + 40, name, args=args, **fields) for at, (name, args) in enumerate(calls)
+    ]
+
+
+NOT_READY, READY = {"result": 600, "event": 5}, {"result": 0, "event": 5}
+
+
+def test_queries_that_succeed_at_last_are_a_wait(load: Load) -> None:
+    query, record = "cudaEventQuery", ("cudaEventRecord", {"stream": 7, "event": 5})
+    run = load(
+        *calls_of(
+            record,
+            *[(query, NOT_READY)] * 2,
+            *[(query, READY)] * 2,  # the second one did not wait
+            (query, NOT_READY),  # something else is done meanwhile
+            record,
+            (query, NOT_READY | {"event": 6}),
+            (query, READY),
+            ("hipStreamQuery", {"result": 600}),
+            ("hipStreamQuery", {"result": 0}),
+        )
+    )
+    nothing = (NOTHING, NONE)
+    wanted = [(RECORDS, NONE), (POLLS, 0), (POLLS, 0), (WAITS_EVENT, 0), nothing, nothing]
+    wanted += [(RECORDS, NONE), nothing, nothing, (POLLS, NONE), (WAITS_STREAM, NONE)]
+    assert [(what, record) for what, _, record in columns(found(run))] == wanted
+    assert found(run).missing == 1, "the stream of the last wait"
+
+
+def test_threads_poll_apart_and_events_are_those_of_their_process(load: Load) -> None:
+    one = calls_of(("cuEventQuery", NOT_READY), ("cuEventQuery", READY))
+    other = [call | {"tid": 2, "ts_ns": call["ts_ns"] + 50, "args": NOT_READY} for call in one]
+    record = calls_of(("cuEventRecord", {"stream": 7, "event": 5}), pid=2, tid=2)
+    dependencies = found(load(*record, *one, *other))
+    assert dependencies.what.tolist() == [RECORDS, POLLS, NOTHING, WAITS_EVENT, NOTHING]
+    assert dependencies.record.tolist() == [NONE] * 5
+
+
+@pytest.mark.parametrize(
+    ("handle", "name", "wanted"),
+    [
+        (0, "cudaStreamSynchronize", 7),
+        (1, "cudaStreamSynchronize", 7),  # cudaStreamLegacy
+        (2, "cudaStreamSynchronize", 14),  # that of the thread
+        (0, "cudaStreamSynchronize_ptsz", 14),
+        (0, "hipStreamSynchronize_spt", 14),
+        ("0x9000", "cuStreamSynchronize_ptsz", 13),
+        (0x9000, "cudaStreamSynchronize_v3020", 13),
+        (0x9001, "cudaStreamSynchronize", NONE),
+        ("nil", "cudaStreamSynchronize", NONE),
+    ],
+)
+def test_handles_are_the_streams_of_what_was_launched_on_them(
+    load: Load, handle: object, name: str, wanted: int
+) -> None:
+    records = calls_of((name, {"stream": handle}))
+    launches = [
+        (0, "cuLaunchKernel", 1, 7),
+        (2, "cuLaunchKernel", 1, 14),
+        (0x9000, "cudaLaunchKernel", 2, 13),
+    ]
+    launches += [(2, "cuLaunchKernel", 2, 15), (0, "cuLaunchKernel_ptsz", 3, 16)]
+    for at, (stream, called, tid, number) in enumerate(launches, 1):
+        start = 1_000 * at
+        records.append(span(start, start + 50, called, args={"stream": stream}, launch=at, tid=tid))
+        on_gpu = {"gpu": 0, "stream": number, "launch": at}
+        records.append(span(start + 60, start + 90, "gemm", "gpu_kernel", **on_gpu))
+    assert found(load(*records)).stream.tolist()[0] == wanted
+
+
+def test_a_handle_that_is_used_again_is_another_stream(load: Load) -> None:
+    records = []
+    for at, number in enumerate((13, 14)):
+        start, launch = 1_000 * at, {"launch": at + 1}
+        records.append(span(start + 1, start + 50, "cuLaunchKernel", args={"stream": 0x9000}, **launch))
+        records.append(span(start + 60, start + 90, "gemm", "gpu_kernel", gpu=0, stream=number, **launch))
+        records.append(span(start + 100, start + 190, "cuStreamSynchronize", args={"stream": 0x9000}))
+    assert found(load(*records)).stream.tolist() == [NONE, 13, NONE, 14]
+
+
+def test_waits_whose_event_was_not_recorded_are_counted(load: Load) -> None:
+    """As are calls that do several things, of which the outermost and first one counts."""
+    run = load(
+        *calls_of(
+            ("cudaStreamWaitEvent", {"result": 0}), ("cudaStreamSynchronize", {}), ("ncclAllReduce", {})
+        ),
+        span(210, 215, "cudaEventRecord", args={"stream": 7, "event": 5}),
+        span(220, 225, "cudaStreamWaitEvent", args={"stream": 8, "event": 5}),
+    )
+    assert found(run).what.tolist() == [STREAM_WAITS, WAITS_STREAM, RECORDS]
+    assert found(run).missing == 3
