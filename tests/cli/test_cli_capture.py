@@ -52,7 +52,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CaptureReques
 
 
 def test_a_command_is_asked_for_as_it_is_typed(run: Run, asked: list[CaptureRequest]) -> None:
-    assert run("capture", "-o", "x.jsonl", "--", "./train", "--pid", "4")[0] == 0
+    assert run("capture", "-o", "x.jsonl", "--", "./train", "--pid", "4")[0] == SUMMARY.exit_code
     assert asked == [
         CaptureRequest(["./train", "--pid", "4"], ("userspace", "syscall"), gpu="auto", calls="default")
     ]
@@ -84,9 +84,39 @@ def test_every_option_has_its_effect_on_the_request(run: Run, asked: list[Captur
     ]
 
 
+INCOMPLETE = replace(SUMMARY, error="/x: No space left on device", hint="Make room.")
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "summary", "code"),
+    [
+        ("capture", "-- false", SUMMARY, 9),
+        ("capture", "--exit-code recording -- false", SUMMARY, 0),
+        ("capture", "-- false", INCOMPLETE, 9),
+        ("capture", "-- true", replace(INCOMPLETE, exit_code=0), 125),
+        ("capture", "--exit-code recording -- false", INCOMPLETE, 1),
+        ("capture", "--pid 4", replace(INCOMPLETE, exit_code=0), 1),
+        ("live", "-- false", INCOMPLETE, 9),
+        ("live", "-- true", replace(INCOMPLETE, exit_code=0), 125),
+    ],
+)
+def test_the_exit_code_is_the_commands_or_tells_that_the_recording_failed(
+    run: Run,
+    asked: list[CaptureRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    options: str,
+    summary: CaptureSummary,
+    code: int,
+) -> None:
+    monkeypatch.setattr("tracepipe.tracer.capture", lambda *_, **__: summary)
+    ended, _, err = run(command, *options.split())
+    assert (ended, f"tracepipe: {summary.error}" in err) == (code, bool(summary.error))
+
+
 def test_options_for_gpus_have_their_effect_on_the_request(run: Run, asked: list[CaptureRequest]) -> None:
     options = "--gpu warps --kernel attn.* --launches 3- --blocks 0-131 --gpu-memory 64M --gpu-warps 500"
-    assert run("capture", *options.split(), "--", "true")[0] == 0
+    assert run("capture", *options.split(), "--", "true")[0] == SUMMARY.exit_code
     assert asked == [
         CaptureRequest(
             ["true"],
@@ -129,8 +159,7 @@ def test_live_without_an_output_leaves_gpus_alone(run: Run, asked: list[CaptureR
 def test_a_recording_is_called_after_what_it_is_of(
     run: Run, asked: list[CaptureRequest], options: list[str], name: str
 ) -> None:
-    code, _, err = run("capture", *options)
-    assert code == 0
+    _, _, err = run("capture", *options)
     assert err.startswith(f"{name}: 4 userspace in 2.50 s, by bcc 0.26.0\n")
 
 

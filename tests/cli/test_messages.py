@@ -155,7 +155,7 @@ def test_losses_are_stated_once_where_a_capture_is_opened(
     monkeypatch.setattr("tracepipe.api.record.record", record)
     monkeypatch.setattr("tracepipe.ui.serve.open_trace", lambda *_, **__: None)
     code, _, err = piped(["capture", "-o", "x.jsonl", "--open", *RUNS])
-    assert code == 0
+    assert code == SUMMARY.exit_code
     assert [line for line in err.splitlines() if "userspace" in line and "lost" in line] == [
         "lost: 3 userspace events happened and were not recorded (1 on processor 0, 2 on processor 5); "
         "raise --ring-bytes"

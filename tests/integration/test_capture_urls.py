@@ -67,7 +67,7 @@ def test_an_interrupted_capture_is_copied_too(bucket: Bucket, tmp_path: Path) ->
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment(tmp_path)) as capture:
         wait_until(lambda: capture.poll() is not None or began.exists())
         capture.send_signal(signal.SIGTERM)
-        assert capture.wait() == 0
+        assert capture.wait() == 128 + signal.SIGTERM
     account = check(url, "", print)
     assert account.notes == []
     assert account.counts["syscall"] > 0

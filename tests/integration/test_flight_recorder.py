@@ -108,7 +108,7 @@ def test_what_has_no_room_is_counted(folder: Path) -> None:
 )
 def test_it_is_written_when_a_call_takes_long(folder: Path, options: tuple[str, ...], condition: str) -> None:
     """The command waits for its input after it, which ends when the recording is there."""
-    command = ["sh", "-c", "sleep 0.3; read end"]
+    command = ["sh", "-c", "sleep 0.3; read end; true"]
     slow = Recorded(folder, "--last", "4s", *options, "--when", condition, command=command)
     _, *events, footer = slow.lines("run.jsonl")
     slow.ends()

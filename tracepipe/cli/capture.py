@@ -55,6 +55,14 @@ def capture(
         bool, Option("Convert the recording when it ends, and open it in the Perfetto UI.", flags=("--open",))
     ] = False,
     local: Annotated[bool, local_option("With --open: use")] = False,
+    exit_code: Annotated[
+        str,
+        Option(
+            "Exit with the code of the command, or with that of the recording: 0 if it is complete, whatever "
+            "the command returns.",
+            choices=("command", "recording"),
+        ),
+    ] = "command",
 ) -> None:
     """Capture into a file."""
     check_source(command, pid, options)
@@ -78,13 +86,16 @@ def capture(
     summary = record(order, notify=say)
     for line in summary_lines(order.output, summary):
         say(line)
-    summary.check()
+    as_command = bool(command) and exit_code == "command"
+    summary.check(as_command)
     if then_open:
         from tracepipe.api.convert import open_trace
         from tracepipe.cli.convert import convert_file
 
         convert_file([order.output], "perfetto", trace, states_losses=False, force=force)
         open_trace(trace, local=local, browser=True, notify=say, showing=progress)
+    if as_command and summary.exit_code:
+        raise typer.Exit(summary.exit_code)
 
 
 def check_source(command: list[str] | None, pid: list[int] | None, options: CaptureOptions) -> None:

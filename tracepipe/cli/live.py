@@ -87,7 +87,7 @@ def live(
     summary = watch(
         request, output, lambda totals: view(totals.snapshot, stream, title), force=force, notify=say
     )
-    summary.check()
+    summary.check(bool(command))
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
 

@@ -16,10 +16,12 @@ _ESCAPES = str.maketrans(
     {"\\": "\\e", "-": "\\-", "…": "...", "'": "\\(aq", "^": "\\(ha", "~": "\\(ti", "`": "\\(ga"}
 )
 _EXIT = {
-    "0": "The command did what was asked. capture and live give the exit code of the command that they ran.",
+    "0": "The command did what was asked. If capture, live or hooks test ran a command, they exit with its "
+    "code, or with 128 and the number of the signal that ended it.",
     "1": "An error: input, a file or a machine; two lines say what happened and what to do.",
     "2": "The command line cannot be used.",
     "3": "This machine cannot capture what was asked for, or a library is not installed.",
+    "125": "The command that capture or live ran ended with 0, but its recording is not complete.",
 }
 _ENVIRONMENT = {
     "NO_COLOR": "If it is set and not empty, nothing has colours.",

@@ -9,6 +9,9 @@ from tracepipe.errors import OutputError
 from tracepipe.event.model import LAYERS
 from tracepipe.units import agree, counted, duration_text
 
+INCOMPLETE = 125
+"""The exit code if only the recording failed. env(1), timeout(1) and docker use it for their own failures."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedWindows:
@@ -71,10 +74,15 @@ class CaptureSummary:
     stall_samples: int = 0
     running: Mapping[str, str] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Raise OutputError for a recording that is not complete, or has another name."""
+    def check(self, as_command: bool = False) -> None:
+        """Raise OutputError for a recording that is not complete, or has another name. `as_command`: its exit
+        code is the command's, or `INCOMPLETE` if that is 0.
+        """
         if self.error:
-            raise OutputError(self.error, self.hint)
+            error = OutputError(self.error, self.hint)
+            if as_command:
+                error.exit_code = self.exit_code or INCOMPLETE
+            raise error
 
 
 def counts_text(counts: Mapping[str, int], stall_samples: int) -> str:
