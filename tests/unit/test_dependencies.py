@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,30 @@ def nsys(folder: Path) -> Run:
     )
 
 
+def pytorch(folder: Path) -> Run:
+    """With waits on rows of the GPU, which have the correlation of their calls and of those that recorded."""
+    events: list[dict[str, Any]] = []
+    for at, (name, stream, event, (_, _, record)) in enumerate(PROGRAM):
+        args = {"External id": at + 1, "correlation": at + 1, "cbid": 1}
+        call = {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 900, "tid": 900, "args": args}
+        events.append(call | {"ts": 100 * at + 1, "dur": 40})
+        on_gpu = {"device": 0, "context": 1, "stream": -1 if stream is None else stream}
+        row = {"ph": "X", "pid": 0, "tid": on_gpu["stream"], "ts": 100 * at + 2, "dur": 30}
+        if "Launch" in name:
+            row |= {"cat": "kernel", "name": "gemm", "ts": 100 * at + 50, "args": args | on_gpu}
+        else:
+            waits = {"wait_on_stream": 9, "wait_on_cuda_event_id": event}
+            waits |= {"wait_on_cuda_event_record_corr_id": record + 1 if record != NONE else NONE}
+            if record != NONE:
+                waits["wait_on_stream"] = PROGRAM[record][1]
+            args = args | on_gpu | (waits if event else {})
+            row |= {"cat": "cuda_sync", "name": "Event Sync" if event else "Context Sync", "args": args}
+        events += [] if "Record" in name else [row]
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events[::-1]}))
+    return load_run(str(path))
+
+
 def found(run: Run) -> Dependencies:
     calls = run.layer("userspace")
     rows = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN))
@@ -122,7 +147,7 @@ def columns(found: Dependencies) -> list[tuple[int, ...]]:
     return list(zip(found.what.tolist(), found.stream.tolist(), found.record.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("form", [cupti, probes, nsys])
+@pytest.mark.parametrize("form", [cupti, probes, nsys, pytorch])
 def test_every_form_of_a_recording_says_the_same(tmp_path: Path, form: Callable[[Path], Run]) -> None:
     assert columns(found(form(tmp_path))) == [wanted for *_, wanted in PROGRAM]
     assert found(form(tmp_path)).missing == 0

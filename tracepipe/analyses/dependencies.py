@@ -10,6 +10,7 @@ that was launched on a handle says which stream it is.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,6 @@ from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_work import Work, streams_of
 from tracepipe.event.columns import NONE, AnyArray, Bools, Int64s, Ints, distinct
 from tracepipe.event.groups import run_starts, sorted_runs
-from tracepipe.event.tables import Args
 from tracepipe.store.run import Run
 from tracepipe.store.schema import NO_BEGIN
 
@@ -37,8 +37,14 @@ _LEGACY, _PER_THREAD = 1, 2
 _OF_THREAD: Final = re.compile(r"\w+(_ptsz|_ptds|_spt)")
 # CUDA_ERROR_NOT_READY, and HIP's.
 _NOT_READY: Final = 600
-_INT64_MAX: Final = (1 << 63) - 1
+# CUPTI's number of no stream and no event, and the largest number of a column.
+_UNKNOWN, _INT64_MAX = (1 << 32) - 1, (1 << 63) - 1
 _DIGITS_MOST: Final = 32
+_STATED: Final = ("stream", "event", "context", "correlation")
+# PyTorch states them on rows of the GPU, for the call with the same correlation. Of an event, it states which
+# call recorded it on which stream.
+_OF_PYTORCH: Final = ("cuda_sync", "cuda_event")
+_OF_RECORD: Final = ("wait_on_stream", "event", "context", "wait_on_cuda_event_record_corr_id")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,11 +86,15 @@ def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
     # From here on, columns have the shape `(found,)`.
     found = distinct(at)
     own, kind = rows[found], what[found]
-    values = np.array(run.args.values(calls.args[inner], _stated), np.int64).reshape(-1, 3)
-    stream, event, context = (np.full(len(found), NONE, np.int64) for _ in range(3))
-    for column, of_inner in zip((stream, event, context), values.T, strict=True):
+    stated = np.full((len(_STATED), len(found)), NONE, np.int64)
+    for column, of_inner in zip(stated, _numbers(run, calls.args[inner], _STATED), strict=True):
         known = np.flatnonzero(of_inner != NONE)[::-1]
         column[np.searchsorted(found, at[known])] = of_inner[known]
+    layers = [run.shapes.number_of("layer", name) for name in _OF_PYTORCH]
+    hooks = np.flatnonzero(np.isin(run.shapes.column("layer"), layers)[run.layer("hook").shape])
+    for keys in (_STATED, _OF_RECORD):
+        _add_stated(run, own, stated, hooks, keys)
+    stream, event, context, _ = stated
     if (kind >= _EVENT_QUERY).any():
         kind = _with_waits(run, rows, found, kind, stream, event, context)
     records = kind == RECORDS
@@ -94,8 +104,14 @@ def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
     record = np.where(record == NONE, _last_before(records, pid, event), record)
     for_event = np.isin(kind, (STREAM_WAITS, WAITS_EVENT)) | ((kind == POLLS) & (event != NONE))
     record[~for_event | (event == NONE)] = NONE
-    on_stream = np.isin(kind, (STREAM_WAITS, WAITS_STREAM))
-    missing += int(np.count_nonzero((for_event & (event == NONE)) | (on_stream & (stream == NONE))))
+    # Where all records state their event, an event without one was recorded before.
+    are_known = records.any() and (len(hooks) > 0 or not (event[records] == NONE).any())
+    is_unknown = for_event & ((event == NONE) | ((record == NONE) & (not are_known)))
+    is_unknown |= np.isin(kind, (STREAM_WAITS, WAITS_STREAM)) & (stream == NONE)
+    if len(hooks):
+        # PyTorch leaves out the waits of streams without work.
+        is_unknown &= (kind != STREAM_WAITS) | (stream != NONE)
+    missing += int(is_unknown.sum())
     what[found] = kind
     streams, recorded = (np.full(len(rows), NONE, np.int64) for _ in range(2))
     streams[found] = _numbers_of(run, work, own, stream)
@@ -108,9 +124,28 @@ def _kind_of(name: str) -> int | None:
     return found and found.lastindex
 
 
-def _stated(args: Args) -> tuple[int, int, int]:
-    """The stream, the event and the context among arguments."""
-    return _number(args.get("stream")), _number(args.get("event")), _number(args.get("context"))
+def _numbers(run: Run, args: Ints, keys: Sequence[str]) -> Int64s:
+    """Numbers or handles among some arguments, NONE where there is none. Shape `(keys, args)`."""
+    found = run.args.values(args, lambda one: tuple(_number(one.get(key)) for key in keys))
+    return np.array(found, np.int64).reshape(-1, len(keys)).T
+
+
+def _add_stated(run: Run, rows: Int64s, stated: Int64s, hooks: Int64s, keys: Sequence[str]) -> None:
+    """Add what rows of PyTorch state of the calls at `rows`. The last key is the correlation of the call."""
+    values = _numbers(run, run.layer("hook").args[hooks], keys)
+    starts = [run.layer("userspace").start_ns[rows], run.layer("hook").start_ns[hooks]]
+    # The row of a call begins during it.
+    order = np.argsort(np.concatenate(starts), kind="stable")
+    is_call = (np.arange(len(order)) < len(rows))[order]
+    call = np.empty(len(order), np.int64)
+    call[order] = np.append(order, len(order))[
+        _last_before(is_call, np.concatenate([stated[-1], values[-1]])[order])
+    ]
+    of_hook = call[len(rows) :]
+    known = (values[-1] != NONE) & (of_hook < len(rows))
+    for column, more in zip(stated[:-1], values[:-1], strict=True):
+        adds = np.flatnonzero(known & (more != NONE))
+        column[of_hook[adds]] = more[adds]
 
 
 def _number(value: object) -> int:
@@ -120,7 +155,7 @@ def _number(value: object) -> int:
             value = int(value[:_DIGITS_MOST], 0)
         except ValueError:
             return NONE
-    return value if type(value) is int and 0 <= value <= _INT64_MAX else NONE
+    return value if type(value) is int and 0 <= value <= _INT64_MAX and value != _UNKNOWN else NONE
 
 
 def _given_around(parent: Ints, rows: Int64s, inner: Int64s) -> Int64s:
@@ -184,7 +219,7 @@ def _numbers_of(run: Run, work: Work, rows: Int64s, stated: Int64s) -> Int64s:
     launching, first, works = np.unique(work.call[launched], return_index=True, return_counts=True)
     # The kernels of a graph may be on other streams.
     launching, first = launching[works == 1], first[works == 1]
-    handles = np.array(run.args.values(calls.args[launching], _stated), np.int64).reshape(-1, 3)[:, 0]
+    (handles,) = _numbers(run, calls.args[launching], ("stream",))
     both = np.concatenate([launching, rows[unknown]])
     shape, handle = calls.shape[both], np.concatenate([handles, stated[unknown]])
     own_default, of = values_by_names(run, "userspace", lambda name: _OF_THREAD.fullmatch(name) is not None)
