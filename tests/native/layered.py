@@ -68,7 +68,7 @@ def text(rng: Random) -> bytes:
     """The text of a file: usual lines as a rule, in the order of time as a rule."""
     ms, lines, forms = rng.randrange(1000), [], [_form(rng) for _ in range(rng.randrange(1, 8))]
     odd = rng.choice((0, 0, 0.02, 0.1))
-    for _ in range(rng.randrange(60)):
+    for _ in range(rng.randrange(rng.choice((60, 60, 400)))):
         ms += rng.choice((0, 0.01, 0.05, 0.000001, 3))
         if rng.random() < 0.03:
             ms = max(0, ms + rng.choice((-0.5, -1001, -5000, 1e10, 7e8)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -95,18 +95,19 @@ class Clocks:
                 raise ClockError(f"cannot place {clock} by {by} ns", "Give at most 146 years.")
             self._maps[clock] = offset_map(clock, Method.ASSUMED, by, 0)
         self.last_ns = TraceNs(0)
+        self.others: Callable[[], Mapping[str, ClockMap]] | None = None
+        """Finds the maps of clocks that nothing else relates: called when the first of them is needed."""
 
     def anchor(self, offset_ns: int, drift: ClockMap | None = None) -> None:
         """Put all times on the common clock of several recordings: by an offset, or by `drift`."""
         self._anchor_ns, self._drift = offset_ns, drift
 
     def get(self, clock: str) -> ClockMap | None:
-        """The map of `clock`, or None where nothing relates it to the trace clock."""
+        """The map of `clock`, or None where nothing relates it to the trace clock. Raises ClockError."""
+        if clock not in self._maps and self.others is not None:
+            find, self.others = self.others, None
+            self._maps = {**find(), **self._maps}
         return self._maps.get(clock)
-
-    def relate(self, found: Mapping[str, ClockMap]) -> None:
-        """Add the maps of clocks that nothing else relates, before the first batch."""
-        self._maps = {**found, **self._maps}
 
     def stamp(self, batch: SourceBatch, tables: Tables, unplaced: dict[str, int]) -> TraceBatch:
         """Put a batch on the trace clock. What cannot be placed is counted by clock and left out.
@@ -154,7 +155,7 @@ class Clocks:
 
     def _code(self, shape: Shape, _: int) -> int:
         clock = shape.clock or self.default
-        clock_map = self._maps.get(clock)
+        clock_map = self.get(clock)
         if clock_map is not None and clock_map.method == Method.SAME:
             if shape.type not in HOST_LAYERS or shape.clock is not None or shape.comm is not None:
                 self._note(clock, 0)
@@ -174,7 +175,7 @@ class Clocks:
         # In the order of the file, as the shapes may be in another.
         for places, code in sorted(found, key=lambda one: int(one[0][0])):
             clock = names[code - 1]
-            clock_map = self._maps.get(clock)
+            clock_map = self.get(clock)
             if clock_map is None:
                 _leave_out(clock, len(places), unplaced)
                 events.ts_ns[places] = NONE
@@ -208,7 +209,7 @@ class Clocks:
             events.ts_ns[at] = self._before(events, at)
             return other
         clock = other.get("clock", self.default)
-        placed_by = self._maps.get(clock)
+        placed_by = self.get(clock)
         if placed_by is None:
             _leave_out(clock, 1, unplaced)
             return None
@@ -238,7 +239,7 @@ class Clocks:
             ]
             for number, clock in enumerate(clocks):
                 own = np.flatnonzero(of_clock == number)
-                at, clock_map = rows[stretch][own], self._maps.get(clock)
+                at, clock_map = rows[stretch][own], self.get(clock)
                 if clock_map is None:
                     _leave_out(clock, int(group.sizes[own].sum()), unplaced)
                     left_out += at.tolist()

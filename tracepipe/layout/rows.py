@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bools, Int64s, TraceColumns
+from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns
 from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_GPU, RANK_OF_SM, SUMMARY
 from tracepipe.event.model import COUNTS, Header
 from tracepipe.event.nesting import FLOWS_OF_ALL, FLOWS_OF_IOCTLS, NO_ROW, ShapeRow, new_nesting
@@ -151,10 +151,14 @@ class Rows:
 
     def name_threads(self, events: TraceColumns) -> None:
         """Give threads the names that events have for them."""
-        shapes = events.shape[self.flagged("names_thread", events)]
-        numbers = self.of_shape["names_thread"][shapes].tolist()
+        if not len(self.of_shape):
+            return
         names = [*self._thread_names]
-        for number in reversed(dict.fromkeys(reversed(numbers))):
+        numbers = self.of_shape["names_thread"][np.maximum(events.shape, 0)]
+        last = np.full(len(names) + 1, NONE, np.int64)
+        last[np.where(events.shape < 0, 0, numbers)] = np.arange(len(numbers))
+        last[0] = NONE
+        for number in np.argsort(last)[np.count_nonzero(last == NONE) :].tolist():
             is_given, pid, tid, name = names[number - 1]
             if is_given:
                 self._named.add((pid, tid))

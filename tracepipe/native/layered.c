@@ -1,26 +1,33 @@
 /* SPDX-License-Identifier: MIT */
 /* Reads the lines of layered tracers, and joins the lines of calls: readers/layered_core.py.
  *
- *     {"event_id":7,"ts":1.5,"pid":7,"type":"userspace","name":"f","phase":"E","retval":0,"duration_us":2.5}
- *                        time └────────────────── kept in the stem ──────────┘          └ 0     length
+ *     {"event_id":7,"ts":1.5,"pid":7,"tid":7,"type":"userspace","name":"f","phase":"E","retval":0}
+ *      └ argument   └ time   └ place ┘       └ of the form ──┘        └ fields ┘ ┘        └ argument
  *
- * The stem is the line with HOLE in place of the values that only become arguments, and without blanks. Python
- * reads each stem once, and gives its recipe: the text of the arguments, with the numbers of holes. What a
- * value of a key decides is known by the layer: a stem is made for a group of types.
+ * The form is the line without its values, but with its type. Most lines have the form that came after the form
+ * before at the last time, so they are compared with it first. A form, its fields and a place are a stem. Python
+ * reads each stem once, and gives its recipe: the text of the arguments, with the numbers of those values that
+ * only become arguments.
  */
 #include "json.h"
 #include "tables.h"
 
-#define HOLE 1
+#define HOLE 1 /* in the place of a value */
 #define HOLES_MAX 48
-#define STEM_MAX 2048
+#define PARTS_MAX 64
+#define LINE_MAX 2048
 #define INDEX 6
+#define PLACE 3
+#define ID_LIMIT INT32_MAX
 #define FOREIGN (-1)
 #define NS_OF_MS 1000000
 /* Below 2^51 ns, six decimals of a millisecond are exact: layered.py. */
 #define EXACT_NS ((int64_t)1 << 51)
 #define DIGITS_MAX 15
 #define LENGTH_MAX 1e12
+/* Where so many arguments of a form in a row were new, only one after so many others is looked up. */
+#define UNIQUE 48
+#define LOOK_EVERY 16
 
 #define KEYS_MAX (1 << 12)
 #define OPEN_MAX 16
@@ -39,12 +46,28 @@ typedef struct {
     int32_t count;
 } tp_calls;
 
+/* What stands before a value, in the text of its form, and what the value means. */
 typedef struct {
-    tp_table stems;
+    uint16_t at, size;
+    uint8_t means;
+} tp_part;
+
+typedef struct {
+    int64_t parts;
+    int32_t count, next, unique; /* the form that came next; arguments in a row that were new */
+} tp_form;
+
+typedef struct {
+    tp_table forms, stems;
     tp_strings recipes;
-    tp_buffer stem, holes, args;
+    tp_form *known;
+    tp_part *parts, scanned[PARTS_MAX];
+    int64_t known_room, parts_count, parts_room;
+    tp_buffer form, key, stem, holes, args;
     int64_t hole_ends[HOLES_MAX];
-    int count, group; /* of holes; of types */
+    const uint8_t *literal;
+    int32_t last;           /* form */
+    int count, size, group; /* of holes; of parts; of types */
     tp_calls *calls;
 } tp_layered;
 
@@ -58,7 +81,7 @@ typedef struct {
 typedef struct {
     int64_t ts, dur;
     int has_ts, has_dur, has_type;
-    int32_t index[INDEX];
+    int32_t place[PLACE], index[INDEX];
 } tp_layered_row;
 
 enum group { OTHER, MEMORY, TRANSFER, THREAD }; /* of types: what the values of their keys decide differs */
@@ -67,8 +90,13 @@ TP_EXPORT void tp_layered_free(tp_layered *l)
 {
     if (!l)
         return;
+    tp_table_free(&l->forms);
     tp_table_free(&l->stems);
     tp_strings_free(&l->recipes);
+    free(l->known);
+    free(l->parts);
+    free(l->form.data);
+    free(l->key.data);
     free(l->stem.data);
     free(l->holes.data);
     free(l->args.data);
@@ -79,27 +107,26 @@ TP_EXPORT void tp_layered_free(tp_layered *l)
 TP_EXPORT tp_layered *tp_layered_new(uint64_t key)
 {
     tp_layered *l = calloc(1, sizeof *l);
-    if (l && (tp_table_init(&l->stems, key) || !(l->calls = calloc(KEYS_MAX, sizeof *l->calls)))) {
+    int failed = !l || tp_table_init(&l->forms, key) || tp_table_init(&l->stems, key);
+    failed = failed || tp_reserve(&l->form, 2 * LINE_MAX) || tp_reserve(&l->key, 2 * LINE_MAX);
+    failed = failed || tp_reserve(&l->stem, 2 * LINE_MAX) || tp_reserve(&l->holes, 2 * LINE_MAX);
+    if (l && (failed || !(l->calls = calloc(KEYS_MAX, sizeof *l->calls)))) {
         tp_layered_free(l);
         return 0;
     }
+    if (l)
+        l->last = -1;
     return l;
 }
 
+/* Forgets all forms and stems. */
 TP_EXPORT void tp_layered_forget(tp_layered *l)
 {
+    tp_table_clear(&l->forms);
     tp_table_clear(&l->stems);
     tp_strings_clear(&l->recipes);
-}
-
-/* Gives the text of a stem. Returns its size, -1 where there is none. */
-TP_EXPORT int64_t tp_layered_stem(tp_layered *l, int64_t number, const uint8_t **text)
-{
-    const tp_strings *s = &l->stems.strings;
-    if (!tp_strings_has(s, number))
-        return -1;
-    *text = s->bytes.data + s->places[number].at;
-    return s->places[number].size;
+    l->parts_count = 0;
+    l->last = -1;
 }
 
 /* Sets the recipe of a stem: text, and a HOLE with the number of a hole. A stem without one is read by Python. */
@@ -108,9 +135,10 @@ TP_EXPORT int tp_layered_set(tp_layered *l, int64_t number, const uint8_t *recip
     return tp_strings_set(&l->recipes, number, recipe, size);
 }
 
-enum key { ARGUMENT, TS, US, MS, ARGS, TYPE, FIELD, DECIDES, SIZE, OF_GROUP };
+/* What a value means. Those from TS to TYPE mean it outside of `args` alone. */
+enum means { ARGUMENT, NO_OBJECT, US, MS, FIELD, DECIDES, TS, PID, TID, CPU, NAMES, BLOCK, INDEX_OF, ARGS, TYPE, OF_GROUP };
 
-/* What a key means; OF_GROUP and a group where its value decides more than an argument there. */
+/* What the value of a key means; OF_GROUP and a group where it decides more than an argument there. */
 static int key_of(const uint8_t *key, int64_t size)
 {
 #define IS(name) (!memcmp(key, name, sizeof name - 1))
@@ -118,19 +146,24 @@ static int key_of(const uint8_t *key, int64_t size)
     case 2:
         return IS("ts") ? TS : IS("op") ? DECIDES : ARGUMENT;
     case 3:
-        return IS("pid") || IS("tid") || IS("cpu") ? FIELD : IS("cmd") ? DECIDES : IS("gpu") ? OF_GROUP + THREAD : ARGUMENT;
+        return IS("pid")   ? PID
+               : IS("tid") ? TID
+               : IS("cpu") ? CPU
+               : IS("cmd") ? DECIDES
+               : IS("gpu") ? OF_GROUP + THREAD
+                           : ARGUMENT;
     case 4:
         return IS("type")                 ? TYPE
-               : IS("name") || IS("comm") ? FIELD
+               : IS("name") || IS("comm") ? NAMES
                : IS("args")               ? ARGS
                : IS("kind")               ? OF_GROUP + TRANSFER
                                           : ARGUMENT;
     case 5:
-        return IS("phase") ? FIELD : IS("layer") ? DECIDES : IS("block") ? SIZE : ARGUMENT;
+        return IS("phase") ? NAMES : IS("layer") ? DECIDES : IS("block") ? BLOCK : ARGUMENT;
     case 6:
         return IS("result") || IS("retval")   ? OF_GROUP + MEMORY
                : IS("kernel") || IS("device") ? OF_GROUP + THREAD
-               : IS("thread")                 ? SIZE
+               : IS("thread")                 ? INDEX_OF
                                               : ARGUMENT;
     case 9:
         return IS("direction") || IS("ioctl_cmd") ? DECIDES : ARGUMENT;
@@ -139,6 +172,21 @@ static int key_of(const uint8_t *key, int64_t size)
     }
 #undef IS
     return ARGUMENT;
+}
+
+/* What the value of a key means in a line of a group of types. */
+static int meaning_of(const uint8_t *key, int64_t size, int depth, int group, uint8_t first)
+{
+    int means = key_of(key, size);
+    if (depth && means >= TS && means <= TYPE)
+        return ARGUMENT;
+    if (means == ARGS && first != '{')
+        return NO_OBJECT;
+    if ((means == BLOCK || means == INDEX_OF) && group != THREAD)
+        return ARGUMENT;
+    if (means >= OF_GROUP)
+        return means == OF_GROUP + group ? FIELD : ARGUMENT;
+    return means == DECIDES || means == NAMES ? FIELD : means;
 }
 
 static int group_of(const uint8_t *value, const uint8_t *end)
@@ -203,87 +251,223 @@ static const uint8_t *read_length(const uint8_t *at, const uint8_t *end, double 
     return after;
 }
 
+/* Appends the text of a value that becomes an argument. */
 static const uint8_t *read_hole(tp_layered *l, const uint8_t *at, const uint8_t *end)
 {
+    int64_t ignored;
     if (l->count == HOLES_MAX || at >= end)
         return 0;
-    const uint8_t *after = *at == '{' ? tp_object(at, end) : tp_copy_value(&l->holes, at, end, 0);
-    if (*at == '{' && after) {
+    const uint8_t *after = *at == '{' ? tp_object(at, end) : tp_unsigned(at, end, &ignored);
+    if (after) {
         memcpy(l->holes.data + l->holes.size, at, (size_t)(after - at));
         l->holes.size += after - at;
+    } else if (*at == '{' || !(after = tp_copy_value(&l->holes, at, end, 0))) {
+        return 0;
     }
     l->hole_ends[l->count++] = l->holes.size;
     return after;
 }
 
-/* Appends to the stem, which has room. */
-static void put(tp_layered *l, const void *text, int64_t size)
+/* Reads a value. Returns what follows it, 0 where Python must read the line. */
+static const uint8_t *read_value(tp_layered *l, int means, const uint8_t *at, const uint8_t *end, tp_layered_row *row)
 {
-    memcpy(l->stem.data + l->stem.size, text, (size_t)size);
-    l->stem.size += size;
+    const uint8_t *after;
+    int64_t value;
+    switch (means) {
+    case TS:
+        return read_ms(at, end, &row->ts);
+    case US:
+    case MS:
+        return read_length(at, end, means == US ? 1e3 : 1e6, &row->dur);
+    case PID:
+    case TID:
+    case CPU:
+        if (!(after = tp_unsigned(at, end, &value)) || value > ID_LIMIT)
+            return 0;
+        row->place[means - PID] = (int32_t)value;
+        return after;
+    case FIELD:
+        if (!(after = tp_scalar(at, end)))
+            return 0;
+        memcpy(l->key.data + l->key.size, at, (size_t)(after - at));
+        l->key.size += after - at;
+        l->key.data[l->key.size++] = HOLE;
+        return after;
+    case BLOCK:
+    case INDEX_OF:
+        after = read_hole(l, at, end);
+        return after && tp_index(at, end, row->index + (means == BLOCK ? 0 : INDEX / 2)) == after ? after : 0;
+    case NO_OBJECT:
+        return at < end && *at == '{' ? 0 : read_hole(l, at, end);
+    }
+    return read_hole(l, at, end);
+}
+
+static void begin_line(tp_layered *l, tp_layered_row *row)
+{
+    *row = (tp_layered_row){0};
+    memset(row->place, -1, sizeof row->place);
+    memset(row->index, -1, sizeof row->index);
+    l->holes.size = l->count = 0;
+    l->key.size = (1 + PLACE) * sizeof(int32_t);
+}
+
+/* Appends what stands before `at`, and what the value there means, to the form. Returns whether there is room. */
+static int put_part(tp_layered *l, const uint8_t *at, uint8_t means)
+{
+    if (l->size == PARTS_MAX)
+        return 0;
+    const uint8_t mark[] = {HOLE, means + 1};
+    l->scanned[l->size++] = (tp_part){(uint16_t)l->form.size, (uint16_t)(at - l->literal), means};
+    memcpy(l->form.data + l->form.size, l->literal, (size_t)(at - l->literal));
+    l->form.size += at - l->literal;
+    memcpy(l->form.data + l->form.size, mark, sizeof mark);
+    l->form.size += sizeof mark;
+    return 1;
 }
 
 /* Reads the members of an object: a line, or its arguments. Returns what follows it. */
-static const uint8_t *read_members(tp_layered *l, const uint8_t *at, const uint8_t *end, tp_layered_row *row, int depth,
+static const uint8_t *scan_members(tp_layered *l, const uint8_t *at, const uint8_t *end, tp_layered_row *row, int depth,
                                    int group)
 {
-    put(l, "{", 1);
     at = tp_after_blanks(at + 1, end);
-    if (at < end && *at == '}') {
-        put(l, "}", 1);
+    if (at < end && *at == '}')
         return at + 1;
-    }
     for (;; at = tp_after_blanks(at + 1, end)) {
         const uint8_t *key = at, *value = tp_string(key, end);
         if (!value)
             return 0;
         int64_t size = value - key - 2;
-        put(l, key++, size + 2);
         value = tp_after_blanks(value, end);
         if (value >= end || *value != ':')
             return 0;
         value = tp_after_blanks(value + 1, end);
-        put(l, ":", 1);
         if (value >= end)
             return 0;
-        int means = key_of(key, size);
-        if (depth && (means == TS || means == ARGS || means == TYPE || means == FIELD || means == SIZE))
-            means = ARGUMENT;
-        if (means == TS) {
-            if (row->has_ts++ || !(at = read_ms(value, end, &row->ts)))
-                return 0;
-            put(l, "0", 1);
-        } else if (means == US || means == MS) {
-            if (row->has_dur++ || !(at = read_length(value, end, means == US ? 1e3 : 1e6, &row->dur)))
-                return 0;
-            put(l, "0", 1);
-        } else if (means == ARGS && *value == '{') {
-            if (!(at = read_members(l, value, end, row, 1, group)))
-                return 0;
-        } else if (means == TYPE || means == FIELD || means == DECIDES || means == OF_GROUP + group) {
-            if (!(at = tp_scalar(value, end)))
-                return 0;
-            put(l, value, at - value);
-            if (means == TYPE) {
-                row->has_type++;
+        int means = meaning_of(key + 1, size, depth, group, *value);
+        if (means == ARGS) {
+            at = scan_members(l, value, end, row, 1, group);
+        } else if (means == TYPE) {
+            row->has_type++;
+            if ((at = tp_scalar(value, end)))
                 l->group = group_of(value, at);
-            }
         } else {
-            if (!(at = read_hole(l, value, end)))
+            if ((means == TS && row->has_ts++) || ((means == US || means == MS) && row->has_dur++))
                 return 0;
-            uint8_t hole = HOLE;
-            put(l, &hole, 1);
-            if (means == SIZE && group == THREAD &&
-                tp_index(value, end, row->index + (*key == 'b' ? 0 : INDEX / 2)) != at)
+            if (!put_part(l, value, (uint8_t)means))
                 return 0;
+            l->literal = at = read_value(l, means, value, end, row);
         }
-        at = tp_after_blanks(at, end);
+        at = at ? tp_after_blanks(at, end) : end;
         if (at >= end || (*at != ',' && *at != '}'))
             return 0;
-        put(l, at, 1);
         if (*at == '}')
             return at + 1;
     }
+}
+
+/* Reads a line, and finds the number of its form, which may be new. Returns FOREIGN where Python must read the
+ * line, or -2 without memory. */
+static int64_t scan(tp_layered *l, const uint8_t *at, const uint8_t *end, tp_layered_row *row)
+{
+    for (int group = l->group, again = 0;; group = l->group, again = 1) {
+        begin_line(l, row);
+        l->form.size = l->size = 0;
+        l->literal = at;
+        const uint8_t *start = tp_after_blanks(at, end);
+        const uint8_t *after = start < end && *start == '{' ? scan_members(l, start, end, row, 0, group) : 0;
+        if (row->has_type == 1 && l->group != group && !again)
+            continue;
+        if (!row->has_type)
+            l->group = OTHER;
+        if (!after || row->has_type != 1 || !row->has_ts || l->group != group || tp_after_blanks(after, end) != end)
+            return FOREIGN;
+        break;
+    }
+    if (!put_part(l, end, ARGUMENT))
+        return FOREIGN;
+    uint64_t hash = tp_hash(l->form.data, l->form.size, l->forms.key);
+    int64_t form = tp_table_find(&l->forms, l->form.data, l->form.size, hash);
+    if (form >= 0)
+        return form;
+    if (TP_GROW(l->known, l->known_room, l->forms.strings.count))
+        return -2;
+    if (TP_GROW(l->parts, l->parts_room, l->parts_count + l->size))
+        return -2;
+    if ((form = tp_table_add(&l->forms, l->form.data, l->form.size, hash)) < 0)
+        return -2;
+    memcpy(l->parts + l->parts_count, l->scanned, (size_t)l->size * sizeof *l->parts);
+    l->known[form] = (tp_form){l->parts_count, l->size, -1, 0};
+    l->parts_count += l->size;
+    return form;
+}
+
+static int is_same(const uint8_t *a, const uint8_t *b, int64_t size)
+{
+    uint64_t x, y;
+    for (; size >= 8; a += 8, b += 8, size -= 8) {
+        memcpy(&x, a, 8);
+        memcpy(&y, b, 8);
+        if (x != y)
+            return 0;
+    }
+    for (; size > 0; a++, b++, size--)
+        if (*a != *b)
+            return 0;
+    return 1;
+}
+
+/* Reads a line that may have a form. Returns whether it has. */
+static int has_form(tp_layered *l, int32_t form, const uint8_t *at, const uint8_t *end, tp_layered_row *row)
+{
+    const tp_form *f = &l->known[form];
+    const tp_part *part = l->parts + f->parts, *last = part + f->count - 1;
+    const uint8_t *text = l->forms.strings.bytes.data + l->forms.strings.places[form].at;
+    begin_line(l, row);
+    for (;; part++) {
+        if (end - at < part->size || !is_same(at, text + part->at, part->size))
+            return 0;
+        at += part->size;
+        if (part == last)
+            return at == end;
+        if (!(at = read_value(l, part->means, at, end, row)))
+            return 0;
+    }
+}
+
+/* Gives the text of a stem, with 0 in place of time, length and place, and HOLE in place of arguments, and its
+ * process, thread and processor, -1 each where there is none. Returns its size, -1 where there is none. */
+TP_EXPORT int64_t tp_layered_stem(tp_layered *l, int64_t number, const uint8_t **text, int32_t *place)
+{
+    const tp_strings *s = &l->stems.strings, *forms = &l->forms.strings;
+    if (!tp_strings_has(s, number))
+        return -1;
+    const uint8_t *key = s->bytes.data + s->places[number].at, *end = key + s->places[number].size;
+    int32_t head[1 + PLACE];
+    memcpy(head, key, sizeof head);
+    memcpy(place, head + 1, PLACE * sizeof *place);
+    key += sizeof head;
+    const tp_form *f = &l->known[head[0]];
+    const uint8_t *form = forms->bytes.data + forms->places[head[0]].at;
+    l->stem.size = 0;
+    for (const tp_part *part = l->parts + f->parts, *last = part + f->count - 1;; part++) {
+        uint8_t hole = part->means == TS || part->means == US || part->means == MS ||
+                               (part->means >= PID && part->means <= CPU)
+                           ? '0'
+                           : HOLE;
+        tp_append(&l->stem, form + part->at, part->size); /* a line has room */
+        if (part == last)
+            break;
+        if (part->means == FIELD) {
+            const uint8_t *after = memchr(key, HOLE, (size_t)(end - key));
+            tp_append(&l->stem, key, after - key);
+            key = after + 1;
+        } else {
+            tp_append(&l->stem, &hole, 1);
+        }
+    }
+    *text = l->stem.data;
+    return l->stem.size;
 }
 
 /* Makes the arguments of a line. Returns their number, -1 where there are none, or a lower number without memory. */
@@ -305,35 +489,38 @@ static int64_t make_args(tp_layered *l, tp_reader *r, int64_t stem)
         }
         at += 2 * !!hole;
     }
-    int64_t number = tp_reader_number(r, 1, l->args.data, l->args.size);
+    int32_t *unique = &l->known[l->last].unique;
+    int is_new = *unique >= UNIQUE && *unique < UNIQUE + LOOK_EVERY;
+    int64_t count = tp_reader_count(r, 1), number;
+    if (is_new)
+        number = tp_reader_append(r, l->args.data, l->args.size);
+    else
+        number = tp_reader_number(r, 1, l->args.data, l->args.size);
+    if (!is_new)
+        *unique = number < count ? 0 : *unique < UNIQUE ? *unique + 1 : UNIQUE;
+    else
+        ++*unique;
     return number < 0 ? -2 : number;
 }
 
 /* Reads a line. Returns the number of its stem, FOREIGN where Python must read it, or -2 without memory. */
 static int64_t read_line(tp_layered *l, const uint8_t *at, const uint8_t *end, tp_layered_row *row)
 {
-    at = tp_after_blanks(at, end);
-    if (at >= end || *at != '{' || end - at > STEM_MAX)
+    if (end - at > LINE_MAX)
         return FOREIGN;
-    l->stem.size = l->holes.size = 0;
-    if (tp_reserve(&l->stem, 2 * STEM_MAX) || tp_reserve(&l->holes, 2 * STEM_MAX))
-        return -2;
-    for (int group = l->group, again = 0;; group = l->group, again = 1) {
-        *row = (tp_layered_row){0};
-        memset(row->index, -1, sizeof row->index);
-        l->stem.size = l->holes.size = l->count = 0;
-        const uint8_t *after = read_members(l, at, end, row, 0, group);
-        if (row->has_type == 1 && l->group != group && !again)
-            continue;
-        if (!row->has_type)
-            l->group = OTHER;
-        if (!after || row->has_type != 1 || !row->has_ts || l->group != group || tp_after_blanks(after, end) != end)
-            return FOREIGN;
-        break;
-    }
-    uint64_t hash = tp_hash(l->stem.data, l->stem.size, l->stems.key);
-    int64_t stem = tp_table_find(&l->stems, l->stem.data, l->stem.size, hash);
-    if (stem < 0 && (stem = tp_table_add(&l->stems, l->stem.data, l->stem.size, hash)) < 0)
+    int64_t form = l->last < 0 ? -1 : l->known[l->last].next;
+    if (form < 0 || !has_form(l, (int32_t)form, at, end, row))
+        form = scan(l, at, end, row);
+    if (form < 0)
+        return form;
+    if (l->last >= 0)
+        l->known[l->last].next = (int32_t)form;
+    l->last = (int32_t)form;
+    const int32_t head[1 + PLACE] = {(int32_t)form, row->place[0], row->place[1], row->place[2]};
+    memcpy(l->key.data, head, sizeof head);
+    uint64_t hash = tp_hash(l->key.data, l->key.size, l->stems.key);
+    int64_t stem = tp_table_find(&l->stems, l->key.data, l->key.size, hash);
+    if (stem < 0 && (stem = tp_table_add(&l->stems, l->key.data, l->key.size, hash)) < 0)
         return -2;
     return stem;
 }
@@ -385,6 +572,7 @@ static uint8_t *put_printed(uint8_t *to, const uint8_t *at, const uint8_t *end, 
         return 0;
     }
     int has_braces = at[sizeof PRINTF - 1] == '{', was_held = *is_held;
+    const uint8_t *start = to;
     const uint8_t *stop = end - (sizeof PRINTF_END - 1);
     is_known = !memcmp(stop, PRINTF_END, sizeof PRINTF_END - 1);
     for (at += sizeof PRINTF - 1; is_known && at < stop; at++) {
@@ -394,6 +582,10 @@ static uint8_t *put_printed(uint8_t *to, const uint8_t *at, const uint8_t *end, 
             newlines += *at == 'n';
         }
         *to++ = *at;
+    }
+    if (memmem(start, (size_t)(to - start), "printf", 6) || memmem(start, (size_t)(to - start), "\\u", 2)) {
+        *is_held = 1; /* the line may itself be a record */
+        return 0;
     }
     int ends = is_known && newlines && stop[-1] == 'n' && stop[-2] == '\\' && stop[-3] != '\\';
     *is_held = !ends || (has_braces && was_held);

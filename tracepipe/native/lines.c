@@ -290,6 +290,12 @@ TP_EXPORT int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, 
     return number_of(table_of(r, args), text, size);
 }
 
+int64_t tp_reader_append(tp_reader *r, const uint8_t *text, int64_t size)
+{
+    int64_t number = r->args.strings.count;
+    return tp_strings_set(&r->args.strings, number, text, size) ? TP_NO_MEMORY : number;
+}
+
 /* Sets the numbers of texts that follow each other, each up to its end; -1 for an empty one. Returns 0 or
  * TP_NO_MEMORY. */
 TP_EXPORT int tp_reader_numbers(tp_reader *r, int args, const uint8_t *text, const int64_t *ends, int64_t count,

@@ -24,13 +24,22 @@ enum { FTRACE_EVENTS = 1, TRACK_EVENT = 11, TASK_STATE = 117 };
 /* Numbers of the names of annotations. */
 enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
 
+/* A short text that was interned, as the first and the last eight bytes of it. */
+typedef struct {
+    uint64_t first, last;
+    int32_t size, iid;
+} tp_recent;
+#define RECENT_BITS 6
+#define RECENT_SIZE 16
+
 typedef struct {
     tp_table interned[INTERNED];
+    tp_recent recent[INTERNED][1 << RECENT_BITS];
     tp_strings ready[READY], args;
     uint16_t *shadows; /* by arguments: see shown.h */
     int64_t shadow_room;
     struct tp_names *names; /* of warps, see tp_names */
-    tp_buffer pending, out, scratch;
+    tp_buffer pending, out, scratch, made;
     int64_t last;
     int32_t sequence, clock;
 } tp_perfetto;
@@ -59,6 +68,7 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
     free(p->pending.data);
     free(p->out.data);
     free(p->scratch.data);
+    free(p->made.data);
     free(p);
 }
 
@@ -107,8 +117,7 @@ static int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t
     return 0;
 }
 
-/* The iid of a text, from 1 on; 0 where the table is full and the text must be written in place. */
-TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
+static int64_t find_or_add(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
 {
     tp_table *t = &p->interned[table];
     uint64_t hash = tp_hash(text, size, t->key);
@@ -122,6 +131,28 @@ TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *t
     if ((number = tp_table_add(t, text, size, hash)) < 0)
         return TP_NO_MEMORY;
     return tp_put_interned(p, table, number + 1, text, size) ? TP_NO_MEMORY : number + 1;
+}
+
+/* The iid of a text, from 1 on; 0 where the table is full and the text must be written in place. The few keys of
+ * arguments come again and again: they are found without the table. */
+TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
+{
+    tp_recent one = {0, 0, (int32_t)size, 0};
+    if (!size || size > RECENT_SIZE)
+        return find_or_add(p, table, text, size);
+    int64_t some = size < 8 ? size : 8;
+    memcpy(&one.first, text, (size_t)some);
+    memcpy(&one.last, text + size - some, (size_t)some);
+    uint64_t mixed = (one.first ^ one.last << 7 ^ (uint64_t)size) * 0x9E3779B97F4A7C15u;
+    tp_recent *recent = &p->recent[table][mixed >> (64 - RECENT_BITS)];
+    if (recent->size == one.size && recent->first == one.first && recent->last == one.last && recent->iid)
+        return recent->iid;
+    int64_t iid = find_or_add(p, table, text, size);
+    if (iid > 0) {
+        one.iid = (int32_t)iid;
+        *recent = one;
+    }
+    return iid;
 }
 
 static int64_t characters(const uint8_t *at, const uint8_t *end)
@@ -231,17 +262,16 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
 static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size, int shadows)
 {
     const uint8_t *at = text, *end = text + size;
-    tp_buffer made = {0};
+    p->made.size = 0;
     int failed = number < 0 || TP_GROW(p->shadows, p->shadow_room, number);
     while (!failed && *at != '}') {
         const uint8_t *key = at + 1, *after = tp_string(key, end);
         at = tp_wide(after + 1, end, 0);
-        failed = put_annotation(p, &made, key + 1, after - key - 2, after + 1, at);
+        failed = put_annotation(p, &p->made, key + 1, after - key - 2, after + 1, at);
     }
-    failed = failed || tp_strings_set(&p->args, number, made.data, made.size);
+    failed = failed || tp_strings_set(&p->args, number, p->made.data, p->made.size);
     if (!failed)
         p->shadows[number] = (uint16_t)shadows;
-    free(made.data);
     return failed ? TP_NO_MEMORY : 0;
 }
 

@@ -139,5 +139,8 @@ typedef struct tp_reader tp_reader;
 /* The text of a shape, or of arguments; -1 where there is no such number. */
 int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const uint8_t **text);
 int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, int64_t size);
+int64_t tp_reader_count(tp_reader *r, int args);
+/* Numbers arguments without a look whether their text has a number already. Returns the number or TP_NO_MEMORY. */
+int64_t tp_reader_append(tp_reader *r, const uint8_t *text, int64_t size);
 
 #endif

@@ -121,7 +121,7 @@ class LayeredLines(ScriptLines[Record]):
     """Reads the lines of one input."""
 
     # Some thousand lines: parsed, they take some MB.
-    chunk_bytes = 1 << 19
+    chunk_bytes = 1 << 20
     no_line = "has no JSON line"
 
     def __init__(self, *, between: bool, clock: str = CLOCK, is_wrapped: bool = False) -> None:
@@ -564,7 +564,7 @@ def read(stream: BinaryIO, *, between: bool = False) -> Recording:
     clock = f"{GLOBALTIMER}0" if kinds == {True} else CLOCK
     reader = LayeredLines(between=between, clock=clock, is_wrapped=any(map(is_wrapped, lines)))
     recording = reader.recording(clock, stream, head)
-    recording.undeclared = b'"gpu_thread'
+    recording.is_undeclared = True
     return recording
 
 

@@ -16,7 +16,7 @@ import os
 import re
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -33,7 +33,6 @@ from tracepipe.event.columns import (
     no_indices,
 )
 from tracepipe.event.model import HOST_LAYERS, Record
-from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import LONG_NAME, LongNames, NativeTables
 from tracepipe.native import checked
 from tracepipe.native.signatures import LayeredRows
@@ -52,6 +51,7 @@ Key = tuple[str, str, int | None, int | None]
 # Roles of a row, as layered.c has them; the last is of rows that are no part of a call.
 INSTANT, BEGIN, END, END_WITH_LENGTH, WHOLE, ALONE = range(6)
 PHASES: Final = "IBEEX"
+_PLACE: Final = "pid", "tid", "cpu"
 _HOLE: Final = b"\x01"
 _HOLE_TEXT = re.compile(rb'"\\u0001(\d+)"')
 _STEMS_MAX: Final = 1 << 12
@@ -89,16 +89,14 @@ class Lines(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stem:
-    """The event of all lines with one stem: its shape, and the one that a line of its call may give it; the
-    key of its calls; its recipe. Lines without shapes repeat another line.
+class _Event:
+    """The event of all lines that differ in their place and in values of arguments: its record, which has no
+    arguments, and its recipe. Lines with an empty record repeat another line.
     """
 
     role: int
-    shapes: tuple[Shape, Shape] | None = None
-    key: Key | None = None
+    record: Record
     recipe: bytes = b""
-    is_whole: bool = False
     has_no_start: bool = False
 
 
@@ -111,11 +109,12 @@ class NativeLines:
         if not self._state:
             raise MemoryError
         weakref.finalize(self, core.tp_layered_free, self._state)
-        self._stems: list[_Stem | None] = []
+        self._events: dict[bytes, _Event | None] = {}
+        self._stems: list[Record | None] = []
         # By stem; the last is of rows without one.
         self._role = np.full(_STEMS_MAX + 1, ALONE, np.uint8)
         self._key, self._function = (np.full(_STEMS_MAX + 1, NONE, np.int32) for _ in range(2))
-        self._number = np.full((_STEMS_MAX + 1, 2), NONE, np.int32)
+        self._number = np.full(2 * (_STEMS_MAX + 1), NONE, np.int32)
         self._has_event, self._is_whole, self._has_no_start = np.zeros((3, _STEMS_MAX + 1), np.bool_)
         self._rounds = tables.shape_rounds
         self._keys: dict[Key, tuple[int, int]] = {}
@@ -148,6 +147,7 @@ class NativeLines:
         if len(self._stems) >= _STEMS_MAX:
             self._core.tp_layered_forget(self._state)
             self._stems.clear()
+            self._events.clear()
             self._number[:], self._key[:] = NONE, NONE
         # Counting them in bytes would take three times as long.
         newlines = np.count_nonzero(np.frombuffer(text, np.uint8) == ord("\n"))
@@ -195,18 +195,22 @@ class NativeLines:
 
     def _learn(self, number: int) -> None:
         """Read the next stem."""
-        text = ctypes.c_void_p()
-        size = self._core.tp_layered_stem(self._state, number, ctypes.byref(text))
-        stem = self._stem_of(ctypes.string_at(text, size))
-        self._stems.append(stem)
-        if stem is not None:
-            self._role[number] = stem.role
-            self._has_event[number] = stem.shapes is not None
-            self._is_whole[number], self._has_no_start[number] = stem.is_whole, stem.has_no_start
-            checked(self._core.tp_layered_set(self._state, number, stem.recipe, len(stem.recipe)))
+        pointer, place = ctypes.c_void_p(), (ctypes.c_int32 * 3)()
+        size = self._core.tp_layered_stem(self._state, number, ctypes.byref(pointer), place)
+        text = ctypes.string_at(pointer, size)
+        if text not in self._events:
+            self._events[text] = self._event_of(text)
+        event = self._events[text]
+        at = {key: number for key, number in zip(_PLACE, place, strict=True) if number != NONE}
+        self._stems.append(None if event is None else event.record | at)
+        if event is not None:
+            self._role[number], self._has_no_start[number] = event.role, event.has_no_start
+            self._has_event[number] = bool(event.record)
+            self._is_whole[number] = event.record.get("phase") == "X"
+            checked(self._core.tp_layered_set(self._state, number, event.recipe, len(event.recipe)))
 
-    def _stem_of(self, text: bytes) -> _Stem | None:
-        """The event of the lines with a stem, None where Python must read them."""
+    def _event_of(self, text: bytes) -> _Event | None:
+        """The event of the lines with the text of a stem, None where Python must read them."""
         parts = text.split(_HOLE)
         holes = [b'"\\u0001%d"' % at for at in range(len(parts) - 1)]
         try:
@@ -215,7 +219,7 @@ class NativeLines:
         except (Unusable, _TwiceError):
             return None
         if record is None:
-            return _Stem(ALONE)
+            return _Event(ALONE, {})
         args = record.pop("args", {})
         values = (*record.values(), *args)
         if any(type(one) is str and (len(one) > LONG_NAME or "\x01" in one) for one in values):
@@ -223,17 +227,13 @@ class NativeLines:
         if not args.keys().isdisjoint(LENGTHS):
             return None
         recipe = _HOLE_TEXT.sub(_hole, orjson.dumps(args)) if args else b""
-        shape, phase = shape_of(record), record["phase"]
+        phase = record["phase"]
         is_call = record["type"] in HOST_LAYERS and START not in line
-        role = {"I": INSTANT, "B": BEGIN, "X": WHOLE}.get(phase, END_WITH_LENGTH if shape.has_dur else END)
-        return _Stem(
-            role if is_call else ALONE,
-            (shape, replace(shape, phase="B" if phase == "I" else "E")),
-            key_of(record, self._tables.long_names),
-            recipe,
-            phase == "X",
-            is_call and line["type"] == "transfer" and phase == "X",
+        role = {"I": INSTANT, "B": BEGIN, "X": WHOLE}.get(
+            phase, END_WITH_LENGTH if "dur_ns" in record else END
         )
+        has_no_start = is_call and line["type"] == "transfer" and phase == "X"
+        return _Event(role if is_call else ALONE, record, recipe, has_no_start)
 
     def _in_order(self, start: int, stop: int) -> int:
         """The place of the first row that goes back in time, `stop` where there is none."""
@@ -253,7 +253,8 @@ class NativeLines:
         """Join the lines of calls, from `start` to `end`."""
         stem = self._stem[start:end]
         new = distinct(stem[(self._role[stem] != ALONE) & (self._key[stem] == NONE)]).tolist()
-        keys = {at: one.key for at in new if (one := self._stems[at]) is not None and one.key is not None}
+        names = self._tables.long_names
+        keys = {at: key_of(record, names) for at in new if (record := self._stems[at]) is not None}
         if end - start > 1 and len(self._keys.keys() | keys.values()) > KEYS_MAX:
             for at in range(start, end):
                 self._join(first, at, at + 1)
@@ -315,30 +316,33 @@ class NativeLines:
         """The events of the batch in the order of its lines, with those of its records."""
         if self._lines.batch is not self._batch or not self.count:
             return of_records
-        at = np.flatnonzero(self._is_native)
+        at: Int64s | slice = np.flatnonzero(self._is_native)
+        if self._is_native.all():
+            at = slice(self.count)  # which copies nothing
         stem = self._stem[at]
         changed = (self._phases[at] != self._role[stem]) & (self._role[stem] != ALONE)
         if self._rounds != self._tables.shape_rounds:
             self._rounds, self._number[:] = self._tables.shape_rounds, NONE
-        number = self._number[stem, changed.astype(np.int64)]
-        for one in distinct((2 * stem + changed)[number == NONE]).tolist():
-            known = self._stems[one >> 1]
-            assert known is not None
-            assert known.shapes is not None
-            self._number[one >> 1, one & 1] = self._tables.number_of(known.shapes[one & 1])
-        number = self._number[stem, changed.astype(np.int64)]
+        which = 2 * stem + changed
+        for one in distinct(which[self._number[which] == NONE]).tolist():
+            record = self._stems[one >> 1]
+            assert record is not None
+            if one & 1:
+                record = record | {"phase": "B" if record["phase"] == "I" else "E"}
+            self._number[one] = self._tables.shape_number(record)
         index = self._index[at]
         events = EventColumns(
             self._ts[at],
-            number,
+            self._number[which],
             self._args[at],
             self._dur[at],
-            np.zeros(len(at), np.int64),
-            index=index if (index != NONE).any() else None,
+            np.zeros(len(stem), np.int64),
+            index=index if (index[:, ::3] != NONE).any() else None,
         )
         if not len(of_records):
             return events
-        order = np.argsort(np.append(at, np.array(self._places, np.int64)), kind="stable")
+        places = np.append(np.flatnonzero(self._is_native), np.array(self._places, np.int64))
+        order = np.argsort(places, kind="stable")
         return joined([events, of_records]).take(order)
 
 

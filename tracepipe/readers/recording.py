@@ -134,8 +134,8 @@ class Recording:
     header: Header
     batches: Iterable[SourceBatch]
     tables: Tables
-    undeclared: bytes = b""
-    """Bytes of an input that has times on a clock which the header does not name; b"" if there is none."""
+    is_undeclared: bool = False
+    """Whether there may be times on a clock that the header does not name."""
     states_itself: bool = False
     """Whether its events state where it comes from, as in a trace that tracepipe wrote."""
 

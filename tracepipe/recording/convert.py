@@ -187,6 +187,8 @@ def check(
     with open_recording(path, source_format, progress=progress) as opened, no_collector():
         reading = Reading(opened, path)
         for batch in reading.source():
+            if opened.clocks.others is not None:  # launches that contradict each other are an error
+                opened.clocks.stamp(batch, opened.recording.tables, {})
             for problem in batch.problems:
                 say(problem.at(path))
         account = reading.finish()

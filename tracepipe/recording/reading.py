@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import BinaryIO, Final, cast
 
@@ -25,7 +25,6 @@ from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
 from tracepipe.event.model import (
-    GLOBALTIMER,
     HOST_CLOCKS,
     LAYERS,
     STALLS,
@@ -179,36 +178,12 @@ def open_recording(
             # They take some MB while they are fitted, which the C library would keep in pieces. This goes
             # through all that the process has freed. musl has no such function, and keeps no memory.
             libc.malloc_trim(0)
-        if not is_growing and _has_unrelated(recording, clocks, source, stream):
-            clocks.relate(_by_launches(source, stream, undated, recording.header, assumed or {}))
-            gc.collect()  # this reading left reference cycles, which are not collected by themselves here
+        # A header names the clocks of all GPUs, but they may have done nothing.
+        is_related = all(clocks.get(clock) is not None for clock in used if is_of_gpu(clock))
+        if not is_growing and (recording.is_undeclared or not is_related):
+            clocks.others = partial(_by_launches, source, stream, undated, header, assumed or {})
         yield OpenRecording(recording, clocks, stream, source.name)
-
-
-def _has_unrelated(recording: Recording, clocks: Clocks, source: InputFormat, stream: InputStream) -> bool:
-    """Whether a recording may have times on a GPU's clock that nothing relates to the trace's."""
-    if recording.undeclared:
-        return _has_bytes(stream, recording.undeclared)
-    used = recording.header.declared_clocks
-    if not any(is_of_gpu(clock) and clocks.get(clock) is None for clock in used):
-        return False
-    # A header names the clocks of all GPUs, but they may have done nothing.
-    return source.needs_file or _has_bytes(stream, GLOBALTIMER.encode(), skips_line=True)
-
-
-def _has_bytes(stream: InputStream, wanted: bytes, *, skips_line: bool = False) -> bool:
-    """Whether bytes stand anywhere in an input, or behind its first line."""
-    with stream.again() as again:
-        text = b""
-        while some := again.read(1 << 20):
-            if skips_line:
-                _, newline, some = some.partition(b"\n")
-                skips_line = not newline
-            # What is wanted may begin at the end of the piece before.
-            text = text[-len(wanted) :] + some
-            if wanted in text:
-                return True
-    return False
+        clocks.others = None
 
 
 def _by_launches(
@@ -225,7 +200,9 @@ def _by_launches(
             found.add(batch)
             if recording.tables.crowded():
                 recording.tables.relieve(nothing, nothing)
-        return found.maps()
+        maps = found.maps()
+    gc.collect()  # this reading left reference cycles, which are not collected by themselves here
+    return maps
 
 
 def footer_notes(footer: Footer, counts: Mapping[str, int]) -> list[str]:
