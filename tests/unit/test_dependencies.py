@@ -25,6 +25,7 @@ from tracepipe.analyses.dependencies import (
     WAITS_STREAM,
     Dependencies,
     dependencies_of,
+    hand_overs,
 )
 from tracepipe.analyses.gpu_work import gpu_work
 from tracepipe.event.columns import NONE
@@ -204,7 +205,7 @@ def test_threads_poll_apart_and_events_are_those_of_their_process(load: Load) ->
 @pytest.mark.parametrize(
     ("handle", "name", "wanted"),
     [
-        (0, "cudaStreamSynchronize", 7),
+        (0, "cudaStreamSynchronize", 0),  # where the default stream is stream 0
         (1, "cudaStreamSynchronize", 7),  # cudaStreamLegacy
         (2, "cudaStreamSynchronize", 14),  # that of the thread
         (0, "cudaStreamSynchronize_ptsz", 14),
@@ -224,7 +225,7 @@ def test_handles_are_the_streams_of_what_was_launched_on_them(
         (2, "cuLaunchKernel", 1, 14),
         (0x9000, "cudaLaunchKernel", 2, 13),
     ]
-    launches += [(2, "cuLaunchKernel", 2, 15), (0, "cuLaunchKernel_ptsz", 3, 16)]
+    launches += [(2, "cuLaunchKernel", 2, 15), (0, "cuLaunchKernel_ptsz", 3, 16), (4, "cuLaunchKernel", 1, 0)]
     for at, (stream, called, tid, number) in enumerate(launches, 1):
         start = 1_000 * at
         records.append(span(start, start + 50, called, args={"stream": stream}, launch=at, tid=tid))
@@ -326,3 +327,35 @@ def test_two_steps_prove_nothing(load: Load) -> None:
         end = next(record["ts_ns"] for record in records if record["name"] == f"step {steps}")
         run = load(*(record for record in records if record["ts_ns"] < end))
         assert inferred(run) == (set() if steps == 2 else {pair for pair in pairs if max(pair) <= 3 * 14})
+
+
+def futex(
+    tid: int, start: int, end: int, operation: str, result: int = 0, **fields: Any
+) -> list[dict[str, Any]]:
+    args = {"address": 0x7000, "op": operation, **fields}
+    both = {"type": "syscall", "name": "futex", "pid": 1, "tid": tid}
+    return [
+        {"ts_ns": start, "phase": "B", **both, "args": args},
+        {"ts_ns": end, "phase": "E", **both, "args": {"result": result}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wake", "wanted"),
+    [
+        (futex(1, 390, 395, "WAKE", 1), 1),
+        (futex(1, 390, 395, "WAKE"), NONE),  # nobody
+        (futex(1, 390, 395, "WAKE_BITSET", 1), 1),
+        (futex(1, 150, 160, "WAKE", 1), NONE),  # before it slept
+        (futex(1, 390, 395, "WAKE", 1, address=0x7008), NONE),
+        (futex(3, 390, 395, "WAKE", 1), NONE),  # a thread without calls
+    ],
+)
+def test_the_thread_that_woke_another_handed_over_to_it(
+    load: Load, wake: list[dict[str, Any]], wanted: int
+) -> None:
+    calls = [span(at, at + 20, "cudaMalloc", tid=tid) for at, tid in ((100, 2), (300, 1), (396, 1))]
+    calls += [span(at, at + 20, "cudaMalloc", tid=2) for at in (450, 500)]
+    records = sorted([*futex(2, 200, 400, "WAIT_BITSET"), *wake, *calls], key=lambda record: record["ts_ns"])
+    run = load(*records)
+    assert hand_overs(run, np.arange(5)).tolist() == [NONE, NONE, NONE, wanted, NONE]

@@ -16,13 +16,13 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.analyses.cuda_calls import values_by_names
+from tracepipe.analyses.cuda_calls import rows_named, values_by_names
 from tracepipe.analyses.gpu_work import Work, shapes_of, streams_of
 from tracepipe.analyses.steps import step_of_work, steps_of
 from tracepipe.event.columns import NONE, AnyArray, Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows, run_starts, sorted_runs
 from tracepipe.store.run import Run
-from tracepipe.store.schema import NO_BEGIN
+from tracepipe.store.schema import NO_BEGIN, SPAN
 
 NOTHING, RECORDS, STREAM_WAITS, WAITS_DEVICE, WAITS_STREAM, WAITS_EVENT, POLLS = range(7)
 """The kinds of calls."""
@@ -131,6 +131,34 @@ def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
     return Dependencies(what, streams, recorded, inferred, missing)
 
 
+def hand_overs(run: Run, rows: Int64s) -> Int64s:
+    """For calls before which their thread slept in a futex, the last call, before that, of the thread that
+    woke it. `rows` are as in `dependencies_of`; the calls found are indices of them, NONE for other calls.
+    Shape `(calls,)`.
+    """
+    calls, syscalls, threads = run.layer("userspace"), run.layer("syscall"), run.shapes.threads[0]
+    futex = rows_named(run, "syscall", "futex".__eq__)
+    begins, shape = syscalls.args[futex], syscalls.shape[futex]
+    operation = np.array(run.args.values(begins, lambda args: str(args.get("op")).partition("_")[0]))
+    woken, is_known = run.args.result(begins, syscalls.end_args[futex])
+    waits = np.flatnonzero((operation == "WAIT") & (syscalls.kind[futex] == SPAN))
+    wakes = np.flatnonzero((operation == "WAKE") & is_known & (woken > 0))
+    lock, _ = number_rows(run.shapes.column("pid", shape), *_numbers(run, begins, ("address",)))
+    thread, start_ns, end_ns = threads[shape], syscalls.start_ns[futex], syscalls.end_ns[futex]
+    by = RowsByNumber(lock[wakes], wakes).last_before(start_ns, lock[waits], end_ns[waits], "right")
+    is_woken = (by != NONE) & (start_ns[by] >= start_ns[waits]) & (thread[by] != thread[waits])
+    caller, called_ns = threads[calls.shape[rows]], calls.start_ns[rows]
+    of_thread = RowsByNumber(caller)
+    before = of_thread.last_before(called_ns, caller, called_ns, "left")
+    slept = RowsByNumber(thread[waits]).last_before(end_ns[waits], caller, called_ns, "right")
+    own = np.flatnonzero(slept != NONE)
+    own = own[is_woken[slept[own]] & (end_ns[waits[slept[own]]] > np.append(called_ns, _NEVER)[before[own]])]
+    by = by[slept[own]]
+    found = np.full(len(rows), NONE, np.int64)
+    found[own] = of_thread.last_before(called_ns, thread[by], start_ns[by], "right")
+    return found
+
+
 def _kind_of(name: str) -> int | None:
     found = _CALLS.fullmatch(name)
     return found and found.lastindex
@@ -222,8 +250,11 @@ def _with_waits(run: Run, rows: Int64s, found: Int64s, kind: Ints, *of: Int64s) 
 
 def _numbers_of(run: Run, work: Work, rows: Int64s, stated: Int64s) -> Int64s:
     """The numbers of the streams that calls state, which are handles where no work has such a number."""
-    calls, streams = run.layer("userspace"), streams_of(run, work)
-    unknown = np.flatnonzero((stated != NONE) & ~np.isin(stated, streams))
+    calls, streams, shapes = run.layer("userspace"), streams_of(run, work), run.shapes
+    names, of = values_by_names(run, "userspace", lambda name: _OF_THREAD.fullmatch(name) is not None)
+    is_of_thread = np.array(of, np.bool_)[names]
+    is_number = np.isin(stated, streams) & ~(is_of_thread[calls.shape[rows]] & (stated == 0))
+    unknown = np.flatnonzero((stated != NONE) & ~is_number)
     found = stated.copy()
     if not len(unknown):
         return found
@@ -234,12 +265,11 @@ def _numbers_of(run: Run, work: Work, rows: Int64s, stated: Int64s) -> Int64s:
     (handles,) = _numbers(run, calls.args[launching], ("stream",))
     both = np.concatenate([launching, rows[unknown]])
     shape, handle = calls.shape[both], np.concatenate([handles, stated[unknown]])
-    own_default, of = values_by_names(run, "userspace", lambda name: _OF_THREAD.fullmatch(name) is not None)
-    is_own = np.array(of, np.bool_)[own_default][shape] & (handle == 0)
+    is_own = is_of_thread[shape] & (handle == 0)
     handle = np.where(is_own, _PER_THREAD, np.where(handle == _LEGACY, 0, handle))
-    thread = np.where(handle == _PER_THREAD, run.shapes.threads[0][shape], NONE)
+    thread = np.where(handle == _PER_THREAD, shapes.threads[0][shape], NONE)
     order = np.argsort(both, kind="stable")
-    keys = [column[order] for column in (run.shapes.column("pid", shape), handle, thread)]
+    keys = [column[order] for column in (shapes.column("pid", shape), handle, thread)]
     is_launch = (np.arange(len(both)) < len(launching))[order]
     number = np.concatenate([streams[launched[first]], np.full(len(unknown), NONE)])[order]
     before = _last_before(is_launch, *keys)
