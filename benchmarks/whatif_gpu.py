@@ -97,31 +97,31 @@ def judge(path: Path) -> None:
     """Print a line for each extra part."""
     import numpy as np
 
-    from tracepipe.analyses.cuda_calls import rows_named
-    from tracepipe.analyses.replay import Change, Replay
+    from tracepipe.analyses.changes import Recorded, without_named
+    from tracepipe.analyses.replay import Replay
+    from tracepipe.analyses.steps import steps_of
     from tracepipe.errors import TracepipeError
-    from tracepipe.event.intervals import Stretches
     from tracepipe.store.run import load_run
 
     run = load_run(str(path))
+    subject = Recorded(run)
+    replay = Replay([subject.program])
     try:
-        replay = Replay(run)
+        replay.refuse_what_is_not_known()
     except TracepipeError as error:
         print(f"{path.stem}: {error.message}")
         return
-    extras = np.array([name.partition(" ")[2] for name in replay.steps.names])
-    layer = run.layer("annotation")
-    truth_ns = float(np.median(replay.recorded_ns[extras == "none"]))
+    recorded_ns = replay.steps_ns(replay.recorded_ns)
+    extras = np.array([name.partition(" ")[2] for name in steps_of(run).names])
+    truth_ns = float(np.median(recorded_ns[extras == "none"]))
     print(f"{path.stem}: {len(extras)} steps, unchanged {100 * replay.error:+.2f}%")
     for extra in EXTRAS[1:]:
-        rows = rows_named(run, "annotation", lambda name, of=f"extra-{extra}": name == of)
-        rows = rows[layer.start_ns[rows] >= replay.steps.start_ns[0]]
         own = extras == extra
-        removed = Stretches(layer.start_ns[rows], layer.end_ns[rows])
-        saved_ns = replay.unchanged_ns - replay.lengths_ns(Change(removed))
-        with_ns = float(np.median(replay.recorded_ns[own]))
-        new_ns = float(np.median((replay.recorded_ns - saved_ns)[own]))
-        naive_ns = with_ns - float(np.median(layer.end_ns[rows] - layer.start_ns[rows]))
+        saved_ns = replay.saved_ns(without_named([subject], f"extra-{extra}")[1])
+        lengths_ns = subject.ranges(lambda name, of=f"extra-{extra}": name == of).lengths_ns()
+        with_ns = float(np.median(recorded_ns[own]))
+        new_ns = float(np.median((recorded_ns - saved_ns)[own]))
+        naive_ns = with_ns - float(np.median(lengths_ns))
         print(
             f"  {extra:6} {with_ns / 1e6:7.2f} → {new_ns / 1e6:7.2f}, true {truth_ns / 1e6:7.2f} ms: "
             f"{100 * (new_ns / truth_ns - 1):+6.2f}%, subtracted {100 * (naive_ns / truth_ns - 1):+6.1f}%"

@@ -118,7 +118,7 @@ def test_faster_kernels_and_free_launches(load: Load, host_bound: bool) -> None:
     assert (found["new_ns"] or median_ns(program)) == pytest.approx(truth, rel=0.02)
     (found,) = changes(program, load, launches="free")
     truth = median_ns(train(2, host_bound=host_bound, free=True))
-    assert (found["new_ns"] or median_ns(program)) == pytest.approx(truth, rel=0.02)
+    assert median_ns(program) - found["saves_ns"] == pytest.approx(truth, rel=0.02)
     (found,) = changes(train(2, host_bound=host_bound, extra="sync"), load, without="cudaDeviceSynchronize")
     assert found["new_ns"] == pytest.approx(median_ns(program), rel=0.02)
 
@@ -162,7 +162,6 @@ def test_what_cannot_be_replayed_is_refused(load: Load) -> None:
         ]
 
     assert "needs 5 steps" in refused(load, [r for r in records if r["type"] != "annotation"])
-    assert "several streams" in refused(load, kernels(stream=lambda r: r["launch"] % 2))
     assert "several GPUs" in refused(load, kernels(gpu=lambda r: r["launch"] % 2))
     assert "collectives wait" in refused(load, kernels(name=lambda r: "ncclDevKernel_AllReduce"))
     assert "launches of its work are not known" in refused(

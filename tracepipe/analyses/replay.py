@@ -1,246 +1,495 @@
-"""Replays the steps of one process: how long they would take if something in them were not there, or faster.
+"""Replays the steps of a program, or of all ranks of a job: how long they would take if something were other.
 
-    host    ─call─┤ time ├─call─────┤ time ├─wait────────┤
-                 ↓latency      ↓                        ↑return
-    stream        ├─kernel──┤gap├─kernel───────────────┤
+Each row of a program is two times: when its call begins, and when its work ends, or the call that waits
+returns. Each time is the latest of those that it depends on, each some time later. Of these a recording shows
+only the latest, so typical values, the medians of the recording, stand for the lags of all. A collective ends
+some time after its last rank has come. Work that overlaps communication on its GPU takes longer.
 
-The host's calls follow each other with the recorded time between them. Work on a stream begins when its
-launch has reached the GPU and the work before it has ended; of these two, a recording shows only the later
-one, so typical values, the medians of the recording, stand for both. A call that waits for the GPU ends when
-the GPU's work has ended.
+    call i  ──host──▶ call i + 1 ──host──▶ …
+      │ latency         │ latency
+      ▼                 ▼
+    work i  ──gap───▶ work i + 1 (same stream) ──return──▶ a call that waits
+      └────────cross──▶ work that waits for an event
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import numpy as np
 
-from tracepipe.analyses.gpu_work import (
-    COMMUNICATION,
-    COPY,
-    delays_of,
-    gpu_work,
-    kinds_of,
-    outermost_rows,
-    streams_of,
-)
-from tracepipe.analyses.steps import step_of_work, steps_of
+from tracepipe.analyses.gpu_work import COMMUNICATION, COMPUTE, COPIES
+from tracepipe.analyses.program import GPUS, LAUNCHES, QUEUE, THREADS, TYPICAL, WAIT, Program
+from tracepipe.analyses.waiting_graph import COMES, COMMUNICATES, LEAVES, SLOWED, WaitingGraph
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import NONE, Bools, Floats, Int64s
+from tracepipe.event.columns import NONE, Bools, Bytes, Floats, Int32s, Int64s, Ints
+from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.intervals import Stretches
-from tracepipe.store.run import Run
-from tracepipe.store.schema import SPAN
 
 # If a stream is idle for longer between two kernels, the second one waited for its launch.
 _GAP_MOST_NS: Final = 15_000
-_WAITS: Final = re.compile(r"(cu|cuda|hip)\w*Synchronize(_ptsz|_ptds)?")
-_NEVER: Final = -(1 << 62)
+_NEVER: Final = -(1 << 61)
 # The most by which unchanged steps may come out longer or shorter, and the most of the GPU's time whose order
 # may be unknown.
 _ERROR_MOST: Final = 0.02
 _SHARE_MOST: Final = 0.05
+# The most of the compute time that may overlap communication and was never seen alone.
+_UNMEASURED_MOST: Final = 0.25
+_STEPS_LEAST: Final = 5
+# A host whose steps are shorter than this share of those of its GPU runs far ahead.
+_AHEAD: Final = 0.9
 # The driver takes about 1,024 launches before it makes the host wait.
 _QUEUE_MOST: Final = 1_000
-_STEPS_LEAST: Final = 5
+_REASONS: Final = (
+    (LAUNCHES, _SHARE_MOST, "the launches of its work are not known", "Record the CUDA calls too."),
+    (GPUS, 0, "it has work of several GPUs", "Name the recording of one rank."),
+    (
+        THREADS, _SHARE_MOST, "its threads call CUDA at the same time",
+        "Record a process with one such thread.",
+    ),
+    (QUEUE, _QUEUE_MOST, "its launch queue was full at times", "Synchronize in each step."),
+)  # fmt: skip
+"""What is not known of a program, how much of it may be, the reason, and what to do."""
+# Work that overlaps communication for less of its time is as long as if it did not, and no work gets so slow
+# that less of its speed is left.
+_ALONE: Final = 0.02
+_SLOWED_MOST: Final = 0.95
+
+_HOST, _CALL, _STREAM, _AFTER, _JOIN, _MEET, _SELF = range(7)
+"""The kinds of edges: from call to call; to the work, or the return, of a call; from the work before on a
+stream; from other work; from the start of a rank to its collective, from that to its end, and past it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """What is different in a replay.
+    """What is different in the program of a rank. Columns have the shape `(rows,)`.
 
-    `removed` is time of the host that passes in no time, without the calls that begin in it. `calls` flags
-    calls that are not made, and so launch nothing. `left` is how much of each row of work remains. With
-    `free`, launches take no time of the host.
+    `removed` is time of the host that passes in no time, and `dropped` flags rows that are not there. `left`
+    is how much of each row of work remains, or `work_ns` how long it takes without interference. `host_ns`
+    is the time of the host before each row.
     """
 
     removed: Stretches | None = None
-    calls: Bools | None = None
+    dropped: Bools | None = None
     left: Floats | None = None
-    free: bool = False
+    host_ns: Int64s | None = None
+    work_ns: Int64s | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """When everything happens in a replay. Rows are those of all programs, one after the other.
+
+    `lengths_ns` has how long each step of each program is, and `on_gpu_ns` how long on its GPU. Shapes
+    `(steps,)`.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    call_ns: Int64s
+    lengths_ns: list[Int64s]
+    on_gpu_ns: list[Int64s]
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a program runs far ahead of its GPU."""
+        both = zip(self.lengths_ns, self.on_gpu_ns, strict=True)
+        return any(len(host) and np.median(host) < _AHEAD * np.median(gpu) for host, gpu in both)
 
 
 class Replay:
-    """The calls and the work of a recording, ready to be replayed. Columns of calls have the shape
-    `(calls,)`, those of work `(rows,)`, and those of steps `(steps,)`. Raises TracepipeError, with the
-    reason, where a replay would say nothing.
+    """The programs of some ranks, ready to be replayed. `meeting` has for each program the number of the
+    collective that each row is, or NONE. `ahead_ns` is what to add to the times of each program to have them
+    on one clock.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.work, self.steps = run, gpu_work(run), steps_of(run)
-        if not self.steps.are_marked or len(self.steps.number) < _STEPS_LEAST or not len(self.work):
-            raise _refused(
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        meeting: Sequence[Int64s] | None = None,
+        ahead_ns: Sequence[int] | None = None,
+    ) -> None:
+        self.programs = programs
+        self.bounds: Int64s = np.cumsum([0, *map(len, programs)])
+        rows = int(self.bounds[-1])
+        self._meeting = (
+            np.full(rows, NONE) if meeting is None else np.concatenate([np.zeros(0, np.int64), *meeting])
+        )
+        self._ahead_ns = [0] * len(programs) if ahead_ns is None else list(ahead_ns)
+        self.what: Bytes = self._joined("what").astype(np.uint8)
+        lengths_ns = self._joined("end_ns") - self._joined("start_ns")
+        self._slowed, self.alone_ns, self.unmeasured = self._interference(lengths_ns)
+        numbers = reduce(np.intersect1d, [one.numbers for one in programs])
+        self.common = [np.flatnonzero(np.isin(one.numbers, numbers)) for one in programs]
+        """The steps of each program that all programs have."""
+        self._main = np.concatenate([_on_main_stream(one) for one in programs])
+        self._build(lengths_ns)
+        self.recorded_ns = [
+            self._lengths(number, one.start_ns, one.end_ns, one.call_ns)
+            for number, one in enumerate(programs)
+        ]
+        self.hidden = max(self._hidden, default=0.0)
+        """The largest share of a program's time for which work waits for something that was not recorded."""
+        self.unchanged = self.run()
+        self.error = self._error()
+        """By what share the unchanged steps come out too long, in the median."""
+
+    @property
+    def idle(self) -> float:
+        """The share of the time of the steps for which the GPUs are idle."""
+        idle_ns = whole_ns = 0
+        for one in self.programs:
+            own = np.flatnonzero((one.what != WAIT) & (one.step != NONE))
+            if len(own):
+                first_ns, last_ns = one.start_ns[own].min(keepdims=True), one.end_ns[own].max(keepdims=True)
+                busy = Stretches(one.start_ns[own], one.end_ns[own])
+                idle_ns += int(busy.uncovered_ns(first_ns, last_ns)[0])
+                whole_ns += int((last_ns - first_ns)[0])
+        return idle_ns / max(whole_ns, 1)
+
+    def _error(self) -> float:
+        recorded_ns, found_ns = (
+            float(np.median(self.steps_ns(some))) for some in (self.recorded_ns, self.unchanged.lengths_ns)
+        )
+        return found_ns / max(recorded_ns, 1) - 1
+
+    def steps_ns(self, lengths_ns: Sequence[Int64s]) -> Int64s:
+        """The mean over all programs of the length of each step that all have. Shape `(steps,)`."""
+        own = [ns[some] for ns, some in zip(lengths_ns, self.common, strict=True)]
+        found: Int64s = np.mean(own, axis=0).astype(np.int64)
+        return found
+
+    def refuse_what_is_not_known(self) -> None:
+        """Raise TracepipeError, with the reason, where a replay would say nothing."""
+        if len(self.common[0]) < _STEPS_LEAST or not all(one.has_steps for one in self.programs):
+            raise refused(
                 f"it needs {_STEPS_LEAST} steps with work of a GPU",
                 "Record steps, each in a range: ProfilerStep, step …; capture --gpu kernels.",
             )
-        calls = run.layer("userspace")
-        rows = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN))
-        rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
-        self.rows = rows
-        """The rows of the calls in their layer, in the order in which they begin."""
-        self.start_ns, self.end_ns = calls.start_ns[rows], calls.end_ns[rows]
-        self.names = np.array(run.shapes.values("name", calls.shape[rows]), object)
-        place = np.full(len(calls) + 1, NONE, np.int64)
-        place[rows] = np.arange(len(rows))
-        self.call: Int64s = place[outermost_rows(run, self.work.call)]
-        """The call that launched each row of work."""
-        self._step = step_of_work(run, self.steps, self.work)
-        self.kinds = kinds_of(run, self.work)
-        self._refuse_what_is_not_known()
-        whole = self.steps.start_ns[:1], self.steps.end_ns[-1:]
-        busy = Stretches(self.work.start_ns, self.work.end_ns)
-        self.idle = float(busy.uncovered_ns(*whole)[0] / (whole[1] - whole[0])[0])
-        """The share of the time of the steps for which the GPU was idle."""
-        self._learn()
-        self.recorded_ns = self._lengths_ns(self.work.start_ns[self._order], int(self.work.end_ns.max()))
-        self.unchanged_ns = self.lengths_ns(Change())
-        self.error = float(np.median(self.unchanged_ns) / max(float(np.median(self.recorded_ns)), 1)) - 1
-        """By what share the unchanged steps come out too long."""
+        for what, most, reason, hint in _REASONS:
+            if max(one.unknown.get(what, 0.0) for one in self.programs) > most:
+                raise refused(reason, hint)
+        alone = (self.what == COMMUNICATION) & (self._meeting == NONE)
+        lengths_ns = self._joined("end_ns") - self._joined("start_ns")
+        if int(lengths_ns[alone].sum()) > _SHARE_MOST * int(lengths_ns[self.what != WAIT].sum()):
+            raise refused(
+                "its collectives wait for other ranks"
+                if len(self.programs) == 1
+                else "its collectives wait for ranks that are not there",
+                "Name the recordings of all ranks: a folder, or a dataset.",
+            )
+        if self.hidden > _ERROR_MOST:
+            raise refused(
+                f"for {100 * self.hidden:.1f}% of the time work waits for something that was not recorded",
+                "Record all CUDA calls of the process.",
+            )
+        if self.unmeasured > _UNMEASURED_MOST:
+            raise refused(
+                f"{100 * self.unmeasured:.0f}% of the compute time overlaps communication in all steps, so "
+                "it is not known how long it takes alone",
+                "Record more steps.",
+            )
         if abs(self.error) > _ERROR_MOST:
-            raise _refused(
+            raise refused(
                 f"its unchanged steps come out {100 * self.error:+.1f}% off: something decides that was not "
                 "recorded",
                 "Record all CUDA calls of the process, in steps that end with a synchronization.",
             )
 
-    def _refuse_what_is_not_known(self) -> None:
-        """Raise TracepipeError where the order of work or calls is not known from the recording."""
-        work, run = self.work, self.run
-        lengths_ns = work.end_ns - work.start_ns
-        inside = self._step != NONE
-        whole_ns = max(int(lengths_ns[inside].sum()), 1)
-        unknown = (self.call == NONE) | work.by_order
-        during = Stretches(self.steps.start_ns[:1], self.steps.end_ns[-1:])
-        lost_ns = int(during.covered_ns(work.start_ns[unknown], work.end_ns[unknown]).sum())
-        if lost_ns > _SHARE_MOST * whole_ns:
-            raise _refused("the launches of its work are not known", "Record the CUDA calls too.")
-        if len(work.gpus) > 1:
-            raise _refused("it has work of several GPUs", "Name the recording of one rank.")
-        if int(lengths_ns[inside & (self.kinds == COMMUNICATION)].sum()) > _SHARE_MOST * whole_ns:
-            raise _refused("its collectives wait for other ranks", "tracepipe ranks compares ranks.")
-        _, self._stream = np.unique(streams_of(run, work), return_inverse=True)
-        sums_ns = np.bincount(self._stream[inside], lengths_ns[inside])
-        if sums_ns.sum() - sums_ns.max(initial=0) > _SHARE_MOST * whole_ns:
-            raise _refused(
-                "its work is on several streams, whose waits for each other are not replayed",
-                "Record a program that uses one stream.",
-            )
-        if len(self.start_ns) > 1 and (self.start_ns[1:] < self.end_ns[:-1]).mean() > _SHARE_MOST:
-            raise _refused("its threads call CUDA at the same time", "Record a process with one such thread.")
-        if int(delays_of(run, work, slice(0, len(work))).depth.max(initial=0)) > _QUEUE_MOST:
-            raise _refused("its launch queue was full at times", "Synchronize in each step.")
+    def _joined(self, name: str) -> Int64s:
+        return np.concatenate([getattr(one, name) for one in self.programs])
 
-    def _learn(self) -> None:
-        """Find the typical times between calls and work, and which calls wait."""
-        work = self.work
-        order = np.lexsort((work.start_ns, self.call))
-        order = order[self.call[order] != NONE]
-        self._bounds: list[int] = np.searchsorted(self.call[order], np.arange(len(self.names) + 1)).tolist()
-        self._order = order
-        copies = (work.what[order] == COPY) & (work.end_ns[order] <= self.end_ns[self.call[order]])
-        self._waits = np.array([_WAITS.fullmatch(name) is not None for name in self.names], np.bool_)
-        self._waits[self.call[order[copies]]] = True  # a blocking copy
-        starts_ns, ends_ns, stream = work.start_ns[order], work.end_ns[order], self._stream[order]
-        called_ns = self.start_ns[self.call[order]]
-        before_ns = np.full(len(order), _NEVER)
-        for number in range(int(stream.max(initial=-1)) + 1):
-            own = np.flatnonzero(stream == number)
-            before_ns[own[1:]] = np.maximum.accumulate(ends_ns[own])[:-1]
-        # Work waited for its launch alone where the stream was idle, and for the stream alone where its
-        # launch was there in time.
-        waited_ns, idle = starts_ns - before_ns, before_ns <= called_ns
-        self._latency_ns = _median((starts_ns - called_ns)[idle])
-        queued = (before_ns > called_ns + self._latency_ns) & (waited_ns < _GAP_MOST_NS)
-        self._gap_ns = _median(np.maximum(waited_ns[queued], 0))
-        expected_ns = np.maximum(called_ns + self._latency_ns, before_ns + self._gap_ns)
-        late_ns = np.where(self._step[order] == NONE, 0, starts_ns - expected_ns)
-        hidden_ns = int(late_ns[(late_ns > _GAP_MOST_NS) & ~idle].sum())
-        whole_ns = int(self.steps.end_ns[-1] - self.steps.start_ns[0])
-        if hidden_ns > _ERROR_MOST * whole_ns:
-            raise _refused(
-                f"for {100 * hidden_ns / whole_ns:.1f}% of the time work waits for something that was not "
-                "recorded",
-                "Record all CUDA calls of the process.",
-            )
-        done_ns = np.append(np.maximum.accumulate(ends_ns), _NEVER)[np.array(self._bounds[1:]) - 1]
-        self._owns, self._returns = (np.zeros(len(self.names), np.int64) for _ in range(2))
-        for name in set(self.names[self._waits].tolist()):
-            own = np.flatnonzero(self._waits & (self.names == name))
-            is_bound = done_ns[own] > self.start_ns[own]
-            returns_ns = np.maximum(self.end_ns - done_ns, 0)[own[is_bound]]
-            alone_ns = (self.end_ns - self.start_ns)[own[~is_bound]]
-            self._returns[own] = _median(returns_ns)
-            self._owns[own] = _median(alone_ns) if len(alone_ns) else _median(returns_ns)
+    def rows(self, number: int) -> slice:
+        """The rows of a program."""
+        return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
 
-    def _lengths_ns(self, starts_ns: Int64s, last_ns: int) -> Int64s:
-        """How long each step is on the GPU, whose work begins at some times, in the order of calls: from the
-        first work that is launched in it to the first of the next step.
+    def _interference(self, lengths_ns: Int64s) -> tuple[Floats, Int64s, float]:
+        """By what share each row of work is slower while its GPU communicates, how long it takes alone, and
+        the share of the compute time that overlaps communication and was never seen alone.
         """
-        step = self._step[self._order]
-        firsts_ns = np.full(len(self.steps.number), last_ns)
-        np.minimum.at(firsts_ns, step[step != NONE], starts_ns[step != NONE])
-        found: Int64s = np.diff(np.minimum.accumulate(firsts_ns[::-1])[::-1], append=last_ns)
+        overlap_ns = np.concatenate(
+            [_overlap_ns(one.what, one.start_ns, one.end_ns) for one in self.programs]
+        )
+        slowed = np.zeros(len(overlap_ns))
+        whole_ns = max(int(lengths_ns[self.what == COMPUTE].sum()), 1)
+        if int(overlap_ns.sum()) < _ALONE / 4 * whole_ns:
+            return slowed, lengths_ns, 0.0
+        rows = np.flatnonzero(self.what == COMPUTE)
+        own_ns, over_ns = lengths_ns[rows], overlap_ns[rows]
+        of, firsts = number_rows(self._joined("key")[rows], self._joined("nth")[rows])
+        is_alone = over_ns <= _ALONE * own_ns
+        alone_ns = np.full(len(firsts), np.nan)
+        for number, some in RowsByNumber(of[is_alone], np.flatnonzero(is_alone)):
+            alone_ns[number] = np.median(own_ns[some])
+        more_ns = np.bincount(of, np.where(is_alone, 0, own_ns - alone_ns[of]), len(firsts))
+        during_ns = np.bincount(of, np.where(is_alone, 0, over_ns), len(firsts))
+        share = np.clip(more_ns / np.maximum(during_ns, 1), 0, _SLOWED_MOST)
+        is_known = ~np.isnan(alone_ns) & (during_ns > 0)
+        # Work that never ran alone is slowed as the rest is.
+        usual = np.sum((share * during_ns)[is_known]) / max(np.sum(during_ns[is_known]), 1)
+        share = np.where(is_known, share, usual)
+        unmeasured = float(np.sum(during_ns[np.isnan(alone_ns)]) / whole_ns)
+        slowed[rows] = share[of]
+        return slowed, np.maximum(lengths_ns - (slowed * overlap_ns).astype(np.int64), 0), unmeasured
+
+    def _build(self, lengths_ns: Int64s) -> None:
+        """Make the graph. Row i has the nodes 2 i, its call, and 2 i + 1, its end. Then come the starts of
+        the members of collectives, and the collectives.
+        """
+        rows = int(self.bounds[-1])
+        members = np.flatnonzero(self._meeting != NONE)
+        number, first = number_rows(self._meeting[members])
+        self._members, self._of_member = members, number
+        self._starts_at = 2 * rows + np.arange(len(members))
+        self._joins_at = 2 * rows + len(members) + np.arange(len(first))
+        # Where the work of a row begins to be possible: a node of its own for members.
+        begins = 2 * np.arange(rows, dtype=np.int64) + 1
+        begins[members] = self._starts_at
+        transfer_ns = np.full(len(first), np.iinfo(np.int64).max)
+        np.minimum.at(transfer_ns, number, lengths_ns[members])
+        nodes = 2 * rows + len(members) + len(first)
+        self._weight: Int64s = np.zeros(nodes, np.int64)
+        self._weight[1 : 2 * rows : 2] = np.where(self.what == WAIT, 0, self.alone_ns)
+        self._weight[2 * members + 1] = 0
+        self._weight[self._joins_at] = transfer_ns
+        edges: list[tuple[Int64s, Int64s, Int64s, int]] = [
+            (self._joins_at[number], self._starts_at, np.zeros(len(members), np.int64), _JOIN),
+            (2 * members + 1, self._joins_at[number], np.zeros(len(members), np.int64), _MEET),
+            (2 * members + 1, self._starts_at, np.full(len(members), _NEVER), _SELF),
+        ]
+        self._hidden: list[float] = []
+        least_ns = min(
+            (int(one.call_ns[0]) + ahead for one, ahead in zip(self.programs, self._ahead_ns, strict=True)
+             if len(one)),
+            default=0,
+        )  # fmt: skip
+        for at, (one, ahead_ns) in enumerate(zip(self.programs, self._ahead_ns, strict=True)):
+            if not len(one):
+                continue
+            base = int(self.bounds[at])
+            own = base + np.arange(len(one))
+            self._weight[2 * own] = one.call_ns - one.from_ns
+            self._weight[2 * base] = int(one.call_ns[0]) + ahead_ns - least_ns
+            before = _before_on_stream(one)
+            lags, hidden = _typical(one, before)
+            self._hidden.append(hidden)
+            is_wait = one.what == WAIT
+            left = np.where(is_wait, 2 * own + 1, 2 * own)
+            edges.append((2 * own[1:], left[:-1], np.zeros(len(one) - 1, np.int64), _HOST))
+            edges.append((begins[own], 2 * own, lags.call_ns, _CALL))
+            has = np.flatnonzero(before != NONE)
+            edges.append((begins[own[has]], 2 * own[before[has]] + 1, lags.stream_ns[has], _STREAM))
+            later, earlier = one.after.T
+            lag_ns = np.where(is_wait, lags.return_ns, lags.cross_ns)[later]
+            lag_ns = np.where(one.lag_ns == TYPICAL, lag_ns, one.lag_ns)
+            edges.append((begins[own[later]], 2 * own[earlier] + 1, lag_ns, _AFTER))
+        source = np.concatenate([one[1] for one in edges])
+        order = np.argsort(source, kind="stable")
+        self._target: Int32s = np.concatenate([one[0] for one in edges])[order].astype(np.int32)
+        self._lag: Int64s = np.concatenate([one[2] for one in edges])[order]
+        kinds = [np.full(len(one[0]), one[3], np.uint8) for one in edges]
+        self._kind: Bytes = np.concatenate(kinds)[order]
+        self._first: Int32s = np.zeros(nodes + 1, np.int32)
+        np.cumsum(np.bincount(source, minlength=nodes), out=self._first[1:])
+        self._waits = np.bincount(self._target, minlength=nodes).astype(np.int32)
+        row_of = np.arange(nodes) // 2
+        row_of[self._starts_at] = members
+        # The row that an edge is about: of a collective's, the member.
+        joins = self._kind == _JOIN
+        self._row: Int32s = row_of[np.where(joins, source[order], self._target)].astype(np.int32)
+        self._role = np.zeros(nodes, np.uint8)
+        self._slow = np.zeros(nodes)
+        if self._slowed.any():
+            ends = 2 * np.arange(rows) + 1
+            self._slow[ends] = self._slowed
+            self._role[ends[self._slowed > 0]] = SLOWED
+            self._role[ends[self.what == COMMUNICATION]] = COMMUNICATES
+            self._role[self._starts_at] = COMES
+            self._role[ends[members]] = LEAVES
+        self._gpu = np.zeros(nodes, np.int32)
+        self._gpu[: 2 * rows] = np.repeat(np.arange(len(self.programs)), 2 * np.diff(self.bounds))
+        self._gpu[self._starts_at] = self._gpu[2 * members]
+
+    def run(self, changes: Mapping[int, Change] | None = None) -> Timeline:
+        """Replay with changes of some programs, by their numbers."""
+        rows = int(self.bounds[-1])
+        weight, lag, alone_ns = self._weight.copy(), self._lag, self.alone_ns.copy()
+        dropped = np.zeros(rows, np.bool_)
+        for number, change in (changes or {}).items():
+            own, one = self.rows(number), self.programs[number]
+            host_ns = one.call_ns - one.from_ns if change.host_ns is None else change.host_ns
+            if change.removed is not None:
+                host_ns = np.maximum(host_ns - change.removed.covered_ns(one.from_ns, one.call_ns), 0)
+            weight[2 * own.start + 2 : 2 * own.stop : 2] = host_ns[1:]
+            if change.work_ns is not None:
+                alone_ns[own] = change.work_ns
+            if change.left is not None:
+                alone_ns[own] = (alone_ns[own] * change.left).astype(np.int64)
+            if change.dropped is not None:
+                dropped[own] = change.dropped
+        if dropped.any():
+            lag = lag.copy()
+            gone = dropped[self._row]
+            # What is not there does not wait, and nothing waits for it; what comes after it comes after what
+            # was before it.
+            lag[gone & np.isin(self._kind, (_AFTER, _JOIN, _MEET))] = _NEVER
+            lag[gone & np.isin(self._kind, (_STREAM, _SELF))] = 0
+            calls = gone & (self._kind == _CALL)
+            lag[calls] = np.where(self.what[self._row[calls]] == WAIT, 0, _NEVER)
+            alone_ns[dropped] = 0
+        changed = alone_ns != self.alone_ns
+        if changed[self._members].any():
+            share = np.where(self.alone_ns > 0, alone_ns / np.maximum(self.alone_ns, 1), 1)[self._members]
+            least = np.ones(len(self._joins_at))
+            np.minimum.at(least, self._of_member, np.where(dropped[self._members], 1, share))
+            weight[self._joins_at] = (weight[self._joins_at] * least).astype(np.int64)
+        weight[1 : 2 * rows : 2] = np.where((self.what == WAIT) | (self._meeting != NONE), 0, alone_ns)
+        begins, ends = self._times(weight, lag)
+        starts_ns, ends_ns, calls_ns = begins[1 : 2 * rows : 2], ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
+        starts_ns[self._members] = ends[self._starts_at]
+        columns = (starts_ns, ends_ns, calls_ns)
+        of_programs = [[column[self.rows(at)] for column in columns] for at in range(len(self.programs))]
+        return Timeline(
+            *columns,
+            [self._lengths(at, *of) for at, of in enumerate(of_programs)],
+            [self._lengths(at, *of, on_gpu=True) for at, of in enumerate(of_programs)],
+        )
+
+    def saved_ns(self, changes: Mapping[int, Change]) -> Int64s:
+        """By how much each step gets shorter. Shape `(steps,)`. Where a program runs far ahead of its GPU
+        then, the steps are those of the GPU.
+        """
+        found = self.run(changes)
+        if found.runs_ahead:
+            return self.steps_ns(self.unchanged.on_gpu_ns) - self.steps_ns(found.on_gpu_ns)
+        return self.steps_ns(self.unchanged.lengths_ns) - self.steps_ns(found.lengths_ns)
+
+    def _times(self, weight: Int64s, lag: Int64s) -> tuple[Int64s, Int64s]:
+        """When each node begins and ends. Raises TracepipeError where some wait for themselves."""
+        graph = WaitingGraph(
+            self._first, self._target, lag, weight, self._waits, self._role, self._gpu, self._slow
+        )
+        if (found := graph.times()) is None:
+            raise refused(
+                "some work waits for itself, so collectives of different ranks are taken for one",
+                "Record the process groups: capture --hook nccl.",
+            )
         return found
 
-    def lengths_ns(self, change: Change) -> Int64s:
-        """How long each step takes on the GPU with a change."""
-        removed = change.removed
-        inside = np.zeros(len(self.names), np.bool_)
-        if removed is not None:
-            inside = removed.covered_ns(self.start_ns, self.start_ns + 1) > 0
-        calls = np.flatnonzero(~inside if change.calls is None else ~inside & ~change.calls)
-        lengths_ns = self.end_ns - self.start_ns
-        if change.free:
-            launches = np.diff(self._bounds) > 0
-            lengths_ns = np.where(launches & ~self._waits, 0, lengths_ns)
-        # The time of the host from one kept call to the next, without that of calls in between.
-        from_ns = np.concatenate([self.start_ns[:1], self.end_ns[calls][:-1]])[: len(calls)]
-        gaps_ns = self.start_ns[calls] - from_ns
-        if removed is not None:
-            gaps_ns -= removed.covered_ns(from_ns, self.start_ns[calls])
-        if change.calls is not None:
-            outside = change.calls & ~inside
-            gone_ns = np.concatenate([[0], np.cumsum(np.where(outside, self.end_ns - self.start_ns, 0))])
-            gaps_ns -= np.diff(gone_ns[calls], prepend=0)
-        gaps_ns = np.maximum(gaps_ns, 0)
-        return self._lengths_ns(*self._pass(calls, gaps_ns, lengths_ns, change.left))
-
-    def _pass(
-        self, calls: Int64s, gaps_ns: Int64s, lengths_ns: Int64s, left: Floats | None
-    ) -> tuple[Int64s, int]:
-        """Make some calls one after the other: when work begins, in the order of calls, and when the last of
-        it ends. Work that is not launched has the time of the last before it.
+    def _lengths(
+        self, number: int, starts_ns: Int64s, ends_ns: Int64s, calls_ns: Int64s, *, on_gpu: bool = False
+    ) -> Int64s:
+        """How long each step of a program is whose rows have some times: on the host, or, where that runs far
+        ahead, from the first work on the main stream that is launched in a step to that of the next step.
         """
-        work, order = self.work, self._order
-        needs_ns = (work.end_ns - work.start_ns)[order]
-        if left is not None:
-            needs_ns = (needs_ns * left[order]).astype(np.int64)
-        needs, streams, bounds = needs_ns.tolist(), self._stream[order].tolist(), self._bounds
-        waits, lengths = self._waits.tolist(), lengths_ns.tolist()
-        owns, returns = self._owns.tolist(), self._returns.tolist()
-        until = [_NEVER] * (max(streams, default=0) + 1)
-        works = [_NEVER] * len(needs)
-        now = int(self.start_ns[0]) if len(self.start_ns) else 0
-        latency_ns, gap_ns = self._latency_ns, self._gap_ns
-        for at, passed in zip(calls.tolist(), gaps_ns.tolist(), strict=True):
-            now += passed
-            for place in range(bounds[at], bounds[at + 1]):
-                stream = streams[place]
-                begins = max(now + latency_ns, until[stream] + gap_ns)
-                works[place], until[stream] = begins, begins + needs[place]
-            if waits[at]:
-                done = max(until)
-                now = max(now + owns[at], done + returns[at]) if done > now else now + owns[at]
-            else:
-                now += lengths[at]
-        return np.maximum.accumulate(np.array(works, np.int64)), max(until)
+        one, main = self.programs[number], self._main[self.rows(number)]
+        if not len(one):
+            return np.zeros(len(one.numbers), np.int64)
+        if one.begins_ns is not None and not on_gpu:
+            row = np.searchsorted(one.call_ns, one.begins_ns)
+            # The host needs as long as it did from the begin of a step to its first call.
+            is_wait = one.what[-1:] == WAIT
+            left_ns = np.where(is_wait, one.end_ns[-1:], one.call_ns[-1:])
+            call_ns = np.append(one.call_ns, np.maximum(left_ns, one.begins_ns[-1:]))
+            from_ns = np.append(one.from_ns, left_ns)
+            then_ns = np.append(
+                calls_ns, np.where(is_wait, ends_ns[-1:], calls_ns[-1:]) + call_ns[-1] - left_ns
+            )
+            found: Int64s = np.diff(then_ns[row] - (call_ns[row] - np.maximum(one.begins_ns, from_ns[row])))
+            return found
+        last_ns = int(ends_ns.max())
+        firsts_ns = np.full(len(one.numbers), last_ns)
+        own = np.flatnonzero(main & (one.step != NONE))
+        np.minimum.at(firsts_ns, one.step[own], starts_ns[own])
+        seen_ns: Int64s = np.diff(np.minimum.accumulate(firsts_ns[::-1])[::-1], append=last_ns)
+        return seen_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lags:
+    """How long after what each row depends on it begins, or returns. Shapes `(rows,)`."""
+
+    call_ns: Int64s
+    stream_ns: Int64s
+    cross_ns: Int64s
+    return_ns: Int64s
+
+
+def _typical(one: Program, before: Int64s) -> tuple[_Lags, float]:
+    """The typical lags of a program, and the share of its time for which work waits for something unknown."""
+    is_wait = one.what == WAIT
+    if not one.has_calls:
+        none = np.zeros(len(one), np.int64)
+        return _Lags(none, np.full(len(one), _NEVER), none, none), 0.0
+    before_ns = np.where(before == NONE, _NEVER, one.end_ns[before])
+    after_ns = np.full(len(one), _NEVER)
+    later, earlier = one.after.T
+    given_ns = np.where(one.lag_ns == TYPICAL, 0, one.lag_ns)
+    np.maximum.at(after_ns, later, one.end_ns[earlier] + given_ns)
+    ready_ns = np.maximum(before_ns, after_ns)
+    since_ns = one.start_ns - one.call_ns
+    idle = ~is_wait & (ready_ns <= one.call_ns)
+    call_ns = np.zeros(len(one), np.int64)
+    for kinds in (one.what == COPIES, ~is_wait & (one.what != COPIES)):
+        some = idle & kinds
+        call_ns[kinds] = _median(since_ns[some if some.any() else idle])
+    waited_ns = one.start_ns - ready_ns
+    queued = ~is_wait & (ready_ns > one.call_ns + call_ns) & (waited_ns < _GAP_MOST_NS)
+    gap_ns = _median(np.maximum(waited_ns[queued & (before_ns >= after_ns)], 0))
+    crossing = queued & (after_ns > before_ns)
+    cross_ns = _median(np.maximum(waited_ns[crossing], 0)) if crossing.any() else gap_ns
+    expected_ns = np.maximum(one.call_ns + call_ns, np.maximum(before_ns + gap_ns, after_ns + cross_ns))
+    late_ns = np.where(is_wait | idle | (one.step == NONE), 0, one.start_ns - expected_ns)
+    whole_ns = max(int(one.called_ns.max(initial=0)) - int(one.call_ns.min(initial=0)), 1)
+    hidden = int(late_ns[late_ns > _GAP_MOST_NS].sum()) / whole_ns
+    return_ns = np.zeros(len(one), np.int64)
+    for _, own in RowsByNumber(one.key[is_wait], np.flatnonzero(is_wait)):
+        is_bound = after_ns[own] > one.call_ns[own]
+        returns_ns = np.maximum(one.end_ns[own] - after_ns[own], 0)[is_bound]
+        alone_ns = (one.end_ns[own] - one.call_ns[own])[~is_bound]
+        return_ns[own] = _median(returns_ns)
+        call_ns[own] = _median(alone_ns if len(alone_ns) else returns_ns)
+    gaps_ns = np.full(len(one), gap_ns)
+    return _Lags(call_ns, gaps_ns, np.full(len(one), cross_ns), return_ns), hidden
+
+
+def _before_on_stream(one: Program) -> Int64s:
+    """The row of the work before each row on its stream, NONE without one. Shape `(rows,)`."""
+    before = np.full(len(one), NONE, np.int64)
+    for stream, own in RowsByNumber(one.stream):
+        if stream != NONE:
+            before[own[1:]] = own[:-1]
+    return before
+
+
+def _on_main_stream(one: Program) -> Bools:
+    """Flags the work on the stream that works longest. Shape `(rows,)`."""
+    is_work = one.what != WAIT
+    lengths_ns = np.where(is_work & (one.what != COMMUNICATION), one.end_ns - one.start_ns, 0)
+    streams, of = np.unique(one.stream, return_inverse=True)
+    if not len(streams):
+        return np.zeros(0, np.bool_)
+    found: Bools = is_work & (one.stream == streams[np.argmax(np.bincount(of.reshape(-1), lengths_ns))])
+    return found
+
+
+def _overlap_ns(what: Ints, start_ns: Int64s, end_ns: Int64s) -> Int64s:
+    """For how long each row of compute overlaps communication. Shape `(rows,)`."""
+    some = what == COMMUNICATION
+    found = np.zeros(len(what), np.int64)
+    if some.any():
+        own = np.flatnonzero(what == COMPUTE)
+        found[own] = Stretches(start_ns[some], end_ns[some]).covered_ns(start_ns[own], end_ns[own])
+    return found
 
 
 def _median(values: Int64s) -> int:
     return int(np.median(values)) if len(values) else 0
 
 
-def _refused(reason: str, hint: str) -> TracepipeError:
+def refused(reason: str, hint: str) -> TracepipeError:
+    """The error that says why steps cannot be replayed."""
     return TracepipeError(f"The steps cannot be replayed: {reason}.", hint)

@@ -114,7 +114,7 @@ def gpu_steps(run: Run, work: Work, kinds: Ints) -> tuple[list[GpuSteps], bool]:
     """
     steps, loading, found = steps_of(run), loading_of(run), []
     step = step_of_work(run, steps, work)
-    is_late = steps.are_marked and _inside(steps, work, step) < _INSIDE_LEAST
+    is_late = run_far_ahead(run, work, steps)
     streams = streams_of(run, work) if is_late else step
     for time in gpu_times(work, kinds):
         start_ns, end_ns = steps.start_ns, steps.end_ns
@@ -125,6 +125,11 @@ def gpu_steps(run: Run, work: Work, kinds: Ints) -> tuple[list[GpuSteps], bool]:
         loaded_ns = time.idle_inside_ns(loading, start_ns, end_ns)
         found.append(GpuSteps(time.gpu, start_ns, end_ns, partition_of(time, start_ns, end_ns), loaded_ns))
     return found, is_late
+
+
+def run_far_ahead(run: Run, work: Work, steps: Steps) -> bool:
+    """Whether much of the work that is launched in the steps runs later than they do."""
+    return steps.are_marked and _inside(steps, work, step_of_work(run, steps, work)) < _INSIDE_LEAST
 
 
 def step_of_work(run: Run, steps: Steps, work: Work) -> Int64s:

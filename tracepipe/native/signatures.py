@@ -34,6 +34,7 @@ Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
 Slices = _pointers(
     "Slices", "number", "cycles", "source", "exits", "lanes", "flow", "row", "kernel", "unclosed"
 )
+Graph = _pointers("Graph", "first", "target", "lag", "weight", "waits", "role", "gpu", "slow")
 Spent = _pointers("Spent", "stretch", "dur", "call", "syscall", "state")
 Switches = _pointers("Switches", "ts", "shape", "args", "kind", "cpu", "tid")
 
@@ -90,6 +91,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_overlap_row": (i64, [ptr, i32, i64, i64]),
     "tp_nest_settle": (None, [ptr, at(Ops), i64]),
     "tp_nest_close": (i64, [ptr, i32, i64, at(Ops), i64]),
+    "tp_replay": (i64, [at(Graph), i64, i64, ptr, ptr]),
     "tp_states": (i64, [ptr, ptr, i64, ptr, ptr, at(Spent), i64, at(i64)]),
     "tp_order": (i32, [ptr, i64, ptr]),
     "tp_sm_clocks_new": (ptr, []),

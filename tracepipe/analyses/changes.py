@@ -1,0 +1,223 @@
+"""What a program can do without, or faster: the changes that names of ranges, calls and kernels describe."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import reduce
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from tracepipe.analyses.cuda_calls import rows_named, values_by_names
+from tracepipe.analyses.functions import names_by_time
+from tracepipe.analyses.gpu_work import KERNEL, gpu_work, outermost_rows
+from tracepipe.analyses.idle_places import operators
+from tracepipe.analyses.program import WAIT, Program, program_of
+from tracepipe.analyses.replay import Change
+from tracepipe.analyses.steps import is_step, steps_of
+from tracepipe.errors import TracepipeError
+from tracepipe.event.columns import NONE, Bools
+from tracepipe.event.groups import number_rows
+from tracepipe.event.intervals import Stretches
+from tracepipe.kernel_names import kernel_title
+from tracepipe.store.run import Run
+from tracepipe.store.schema import SPAN
+
+Matches = Callable[[str], bool]
+Changes = dict[int, Change]
+"""By the number of the program."""
+_RANGES, _KERNELS, _CALLS = 8, 5, 4
+_FACTOR: Final = 2.0
+
+
+class Subject(Protocol):
+    """A program, and the names of what it does."""
+
+    program: Program
+
+    def ranges(self, matches: Matches) -> Stretches:
+        """When ranges with such names are open."""
+
+    def calls(self, matches: Matches) -> Stretches:
+        """When calls with such names run."""
+
+    def kernels(self, matches: Matches) -> Bools:
+        """Flags the rows of the program that are kernels with such a name. Shape `(rows,)`."""
+
+
+class Recorded:
+    """The subject that is a recording."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.program, self.work = run, program_of(run), gpu_work(run)
+
+    def ranges(self, matches: Matches) -> Stretches:
+        rows, layer = rows_named(self.run, "annotation", matches), self.run.layer("annotation")
+        return Stretches(layer.start_ns[rows], layer.end_ns[rows])
+
+    def calls(self, matches: Matches) -> Stretches:
+        layer = self.run.layer("userspace")
+        rows = rows_named(self.run, "userspace", matches)
+        rows = rows[(layer.parent[rows] == NONE) & (layer.kind[rows] == SPAN)]
+        return Stretches(layer.start_ns[rows], layer.end_ns[rows])
+
+    def kernels(self, matches: Matches) -> Bools:
+        of, answers = values_by_names(self.run, "gpu_kernel", matches)
+        shapes = np.array(answers, np.bool_)[of]
+        is_work = self.program.what != WAIT
+        at = np.where(is_work, self.program.work, 0)
+        is_kernel = is_work & (self.work.what[at] == KERNEL)
+        row = np.where(is_kernel, self.work.row[at], 0)
+        found: Bools = is_kernel & shapes[self.run.layer("gpu_kernel").shape[row]]
+        return found
+
+    def most(self) -> Most:
+        """The names that take most time."""
+        run, steps = self.run, steps_of(self.run)
+        ranges, calls, kernels = (run.layer(name) for name in ("annotation", "userspace", "gpu_kernel"))
+        inside = Stretches(steps.start_ns[:1], steps.end_ns[-1:])
+        is_other = operators(run)[ranges.shape] | (run.shapes.column("gpu")[ranges.shape] != NONE)
+        rows = np.flatnonzero(~is_other)
+        rows = rows[inside.covered_ns(ranges.start_ns[rows], ranges.end_ns[rows]) > 0]
+        asking = np.zeros(len(calls) + 1, np.bool_)
+        asking[outermost_rows(run, self.work.call)] = True
+        others = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN) & ~asking[:-1])
+        work = self.work.row[self.work.what == KERNEL]
+        places = ((ranges, rows), (calls, others), (kernels, work))
+        named = [names_by_time(run, layer, own, 0)[0] for layer, own in places]
+        names = [[run.shapes.text(number) for number in numbers] for numbers in named]
+        return Most([name for name in names[0] if not is_step(name)], *names[1:])
+
+
+class Most(NamedTuple):
+    """Ranges that are no steps, calls that launch nothing, and kernels, those with the most time first."""
+
+    ranges: list[str]
+    calls: list[str]
+    kernels: list[str]
+
+
+Named = tuple[str, Changes]
+
+
+def asked(
+    subjects: Sequence[Subject], without: Iterable[str], faster: Iterable[str], *, free: bool
+) -> Named | None:
+    """All changes that options describe, as one; None without any. Raises TracepipeError for a name that
+    nothing has.
+    """
+    found = [without_named(subjects, pattern) for pattern in without]
+    for text in faster:
+        pattern, _, factor = text.rpartition("=")
+        try:
+            times = float(factor)
+        except ValueError:
+            times = 0
+        if not pattern or not 0 < times < math.inf:
+            raise TracepipeError(f"{text!r} is not KERNEL=N.", "Write 'gemm*=2'.")
+        found.append(faster_kernels(subjects, pattern, times))
+    if free:
+        found.append(free_launches(subjects))
+    if not found:
+        return None
+    return ", ".join(name for name, _ in found), reduce(together, (changes for _, changes in found))
+
+
+def without_named(subjects: Sequence[Subject], pattern: str) -> Named:
+    """The change that leaves out ranges with what is launched in them, else calls, else kernels."""
+
+    def matches(name: str) -> bool:
+        return fnmatchcase(name, pattern)
+
+    for stretches in ([one.ranges(matches) for one in subjects], [one.calls(matches) for one in subjects]):
+        if any(one.total_ns for one in stretches):
+            both = zip(subjects, stretches, strict=True)
+            return f"without {pattern}", {
+                number: Change(removed, dropped=_begin_in(subject.program, removed))
+                for number, (subject, removed) in enumerate(both)
+                if removed.total_ns
+            }
+    changes = {}
+    for number, subject in enumerate(subjects):
+        dropped = subject.kernels(_of_kernel(pattern))
+        if dropped.any():
+            # A launch of other kernels too, such as that of a graph, is still made.
+            one = subject.program
+            of, _ = number_rows(one.call_ns)
+            gone = (np.bincount(of, ~dropped) == 0)[of]
+            changes[number] = Change(Stretches(one.call_ns[gone], one.called_ns[gone]), dropped=dropped)
+    if not changes:
+        raise TracepipeError(
+            f"No range, call or kernel is called {pattern}.", "whatif without options lists some."
+        )
+    return f"without {pattern}", changes
+
+
+def faster_kernels(subjects: Sequence[Subject], pattern: str, times: float) -> Named:
+    """The change that makes kernels some times as fast."""
+    changes = {}
+    for number, subject in enumerate(subjects):
+        kernels = subject.kernels(_of_kernel(pattern))
+        if kernels.any():
+            changes[number] = Change(left=np.where(kernels, 1 / times, 1.0))
+    if not changes:
+        raise TracepipeError(f"No kernel is called {pattern}.", "summary --all lists the kernels.")
+    return f"{pattern} {times:g} times as fast", changes
+
+
+def free_launches(subjects: Sequence[Subject]) -> Named:
+    """The change by which launches take no time of the host, as in a CUDA graph."""
+    changes = {}
+    for number, subject in enumerate(subjects):
+        one = subject.program
+        rows = np.flatnonzero((one.what != WAIT) & (one.called_ns > one.call_ns))
+        # A blocking copy takes as long as it waits.
+        rows = rows[~np.isin(one.call_ns[rows], one.call_ns[one.what == WAIT])]
+        changes[number] = Change(Stretches(one.call_ns[rows], one.called_ns[rows]))
+    return "free launches", changes
+
+
+def candidates(subjects: Sequence[Subject], most: Most) -> Iterator[Named]:
+    """Changes that are worth a look."""
+    for name in [*most.ranges[:_RANGES], *most.calls[:_CALLS]]:
+        yield without_named(subjects, escaped(name))
+    yield free_launches(subjects)
+    for name in most.kernels[:_KERNELS]:
+        title, (_, changes) = kernel_title(name), faster_kernels(subjects, escaped(name), _FACTOR)
+        yield f"{title} {_FACTOR:g} times as fast", changes
+
+
+def together(some: Changes, others: Changes) -> Changes:
+    """Both changes at once."""
+    both = dict(others)
+    for number, one in some.items():
+        other = both.get(number, Change())
+        removed = one.removed if other.removed is None else other.removed
+        if one.removed is not None and other.removed is not None:
+            removed = one.removed.joined(other.removed)
+        dropped, left = one.dropped, one.left
+        if other.dropped is not None:
+            dropped = other.dropped if dropped is None else dropped | other.dropped
+        if other.left is not None:
+            left = other.left if left is None else left * other.left
+        both[number] = Change(removed, dropped, left)
+    return both
+
+
+def escaped(name: str) -> str:
+    """The pattern that only this name matches."""
+    return re.sub(r"[*?[]", r"[\g<0>]", name)
+
+
+def _of_kernel(pattern: str) -> Matches:
+    """Whether the whole name of a kernel matches, or the one that is shown."""
+    return lambda name: fnmatchcase(name, pattern) or fnmatchcase(kernel_title(name), pattern)
+
+
+def _begin_in(one: Program, removed: Stretches) -> Bools:
+    """Flags the rows whose calls begin in some stretches. Shape `(rows,)`."""
+    found: Bools = removed.covered_ns(one.call_ns, one.call_ns + 1) > 0
+    return found
