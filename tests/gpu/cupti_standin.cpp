@@ -28,6 +28,8 @@
 //     load FILE    a module is loaded, whose code is the file's
 //     unload MS    the program unloads a module, which takes so long: nothing may be asked about samples meanwhile
 //     sampling     says of all contexts which are enabled and which are sampled, as `0 on, 1 off`
+//     late         from now on CUPTI puts the times of kernels into their records only when it is asked for buffers
+//     end HOW      ends as ends_standin.h says
 //     quit         returns from main
 #include <cstdio>
 #include <cstring>
@@ -45,6 +47,8 @@
 #include <iterator>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "ends_standin.h"
 
 extern "C" __attribute__((weak)) int InitializeInjection();
 
@@ -68,6 +72,7 @@ bool is_subscribed;
 CUpti_CallbackFunc called_back;
 void *of_subscriber;
 std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
+bool is_late;
 uint32_t correlation;
 CUpti_TimestampCallbackFunc now;
 
@@ -134,8 +139,8 @@ void launch_now(Runs runs, unsigned ms) {
     record.staticSharedMemory = needs.static_bytes, record.dynamicSharedMemory = needs.dynamic_bytes;
     record.isSharedMemoryCarveoutRequested = needs.configured_bytes != 0;
     record.sharedMemoryExecuted = needs.configured_bytes ? uint32_t(needs.configured_bytes) : 8192;
-    if (runs == NOW) run(record, ms);
-    add(record, runs == LATER);
+    if (runs == NOW && !is_late) run(record, ms);
+    add(record, runs == LATER || (runs == NOW && is_late));
 }
 void launch(Runs runs, unsigned ms = 0) {
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true, "f");
@@ -222,6 +227,7 @@ CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) {
 }
 CUptiResult cuptiActivityFlushAll(uint32_t flag) {
     std::lock_guard lock(mutex);
+    if (is_late) run_waiting();
     for (auto &[thread, buffer] : buffers) {
         if (!buffer.memory || (!buffer.waiting.empty() && flag != CUPTI_ACTIVITY_FLAG_FLUSH_FORCED)) continue;
         Buffer full = std::move(buffer);
@@ -369,6 +375,8 @@ int main() {
             std::lock_guard lock(mutex);
             what = kinds.empty() && driver_calls.empty() ? "asked for nothing" : "asked for some";
         }
+        if (what == "late") is_late = true;
+        if (what == "end" && scanf("%31s", word) == 1) end_by(word, [] { launch(NOW), launch(NOW); });
         if (what == "quit") break;
         puts(what.c_str());
         fflush(stdout);

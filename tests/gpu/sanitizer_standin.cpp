@@ -19,6 +19,9 @@
 //     functions    a module is loaded whose kernel calls functions; `call` launches it
 //     marks        says whether the module has a buffer for its marks, `recorded` or `free`
 //     callbacks    waits until there are no callbacks any more
+//     kernels N    N launches of one kernel, whose warps run at once; `queued N`: whose warps do not run
+//     sync         the program waits for all of them
+//     end HOW      ends as ends_standin.h says
 //     quit         returns from main
 //
 // To unpatch while a call is under way or the GPU has something to do, to ask whether it has while a stream is captured,
@@ -33,6 +36,7 @@
 
 #include "calling_standin.h"
 #include "cubin_standin.h"
+#include "ends_standin.h"
 #include "marking_standin.h"
 #include "warp_record.h"
 
@@ -102,7 +106,7 @@ void launch(const char *kernel, CUmodule module = MODULE) {
 }
 const auto MARKED = reinterpret_cast<CUmodule>(0x500), CALLING = reinterpret_cast<CUmodule>(0x600);
 const void *launch_data;
-bool is_marking = false;
+bool is_marking = false, is_queued = false;
 
 template <typename Cubin> void module_is(Sanitizer_CallbackIdResource what, CUmodule handle) {
     static const Cubin cubin;
@@ -164,7 +168,7 @@ SanitizerResult sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle, CUfunctio
                                                const void *given) {
     launch_data = given;
     auto data = uint64_t(given) << 16 >> 16 & ~(tracepipe::REGION_ALIGNMENT - 1);
-    if (!data || is_marking) return SANITIZER_SUCCESS;
+    if (!data || is_marking || is_queued) return SANITIZER_SUCCESS;
     auto &warp = *reinterpret_cast<tracepipe::Warp *>(data + sizeof(tracepipe::Region));
     warp.entry_mask = 1, warp.entry_ns = 1000, warp.exit_ns = 2000;
     return SANITIZER_SUCCESS;
@@ -188,6 +192,13 @@ extern "C" void standin_allocates(bool is_relaxed) {
     allocated = is_relaxed ? "relaxed" : "in a mode that invalidates captures";
 }
 
+void synchronize() {
+    site(SANITIZER_API_ENTER, "cuCtxSynchronize", 17);
+    Sanitizer_SynchronizeData data{};
+    data.context = CONTEXT;
+    call_back(SANITIZER_CB_DOMAIN_SYNCHRONIZE, SANITIZER_CBID_SYNCHRONIZE_CONTEXT_SYNCHRONIZED, &data);
+    site(SANITIZER_API_EXIT, "cuCtxSynchronize", 17);
+}
 void unload() {
     std::thread([] {
         site(SANITIZER_API_ENTER, "cuModuleUnload", 16);
@@ -247,6 +258,12 @@ int main() {
             is_busy = false;
         }
         while (what == "callbacks" && domains[SANITIZER_CB_DOMAIN_DRIVER_API]) usleep(100);
+        int count = 0;
+        if ((what == "kernels" || what == "queued") && scanf("%d", &count) != 1) return 2;
+        is_queued = what == "queued";
+        for (; count; count--) launch("kernel");
+        if (what == "sync") synchronize();
+        if (what == "end" && scanf("%63s", word) == 1) end_by(word, [] {});
         if (what == "quit") break;
         printed(what.c_str());
     }

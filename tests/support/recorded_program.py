@@ -11,6 +11,7 @@ from typing import Any
 
 from tracepipe.tracer.gpu.engines.channel import Channel
 from tracepipe.tracer.gpu.engines.streams import GpuRenderer
+from tracepipe.tracer.records.record import Loss
 
 
 class Recorded:
@@ -22,6 +23,8 @@ class Recorded:
             self.channel.expect_windows()
         self.renderer = renderer
         self.events: list[dict[str, Any]] = []
+        self.losses: list[Loss] = []
+        """Of the channel, at the end."""
         settings = {**os.environ, **self.channel.environment(), **more}
         settings["TRACEPIPE_GPU_PATCHES"] = str(program.parent / "patches")
         pipe = subprocess.PIPE
@@ -73,5 +76,6 @@ class Recorded:
         self.process.stdin.close()
         self.process.wait()
         self.take(is_final=True)
+        self.losses = self.channel.losses({})
         self.channel.close()
         return self.process.returncode

@@ -173,7 +173,7 @@ def test_each_kind_of_record_is_carried_or_an_event_that_needs_no_other() -> Non
     """A new kind matters to later records, or it does not: decide it where the decoders are."""
     events = {*LAYERS, KernelKind.ANY}
     assert set(KernelKind) - events - {KernelKind.TAKEN} <= KernelDecoder.kept
-    # One is counted alone, and a sample is an event.
-    assert set(Kind) - {Kind.CLOCK, Kind.STACK_BEYOND, Kind.SAMPLE} <= ProcessDecoder.kept
+    # One is counted alone, a sample is an event, and kept buffers come at the end.
+    assert set(Kind) - {Kind.CLOCK, Kind.STACK_BEYOND, Kind.SAMPLE, Kind.KEPT} <= ProcessDecoder.kept
     seen = {WarpKind.WARPS, WarpKind.KERNEL, WarpKind.CALL_ENTER, WarpKind.CALL_EXIT}
     assert set(WarpKind) - seen - {WarpKind.LOST_WARPS} <= WarpDecoder.kept

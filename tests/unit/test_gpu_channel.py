@@ -32,6 +32,7 @@ from tracepipe.tracer.gpu.engines.channel import (
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tracepipe/tracer/gpu/native"
 PRODUCED_AT, CONSUMED_AT, DROPPED_AT, RING_AT = 64, 128, 192, 4096
+KEPT_AT, UNSENT_AT, KEPT_BYTES = 1024, 3072, 1 << 20
 RING = 1 << 16
 BUSY, COMMITTED = 1, 2
 U64 = struct.Struct("<Q")
@@ -301,6 +302,25 @@ def test_an_impossible_count_of_drops_is_not_a_loss(channel: Channel, process: P
     process.set(DROPPED_AT + 8 * 20, dropped)
     assert losses(channel) == {OVERWRITTEN: 1}
     assert losses(channel) == {}
+
+
+def test_what_a_process_left_is_read_once_whatever_it_says_of_it(channel: Channel, process: Process) -> None:
+    for number, (sent, content) in enumerate([(0, b"left"), (2, b"sent"), ((1 << 64) - 1, b"x"), (0, b"")]):
+        process.map[KEPT_AT + 16 * number : KEPT_AT + 16 * (number + 1)] = struct.pack("<IIQ", 42, 1, sent)
+        at = RING_AT + process.ring_bytes + number * KEPT_BYTES
+        process.map[at : at + len(content)] = content
+    for number, (launches, warps) in enumerate([(3, 5), (-1, 0), (1 << 62, -(1 << 63))]):
+        process.map[UNSENT_AT + 32 * number : UNSENT_AT + 32 * number + 24] = struct.pack(
+            "<IIqq", 42, 0, launches, warps
+        )
+    assert [left.rstrip(b"\0") for left in payloads(channel.collect(is_final=True))] == [
+        b"left",
+        b"nt",
+        b"",
+        b"",
+    ]
+    assert losses(channel) == {f"process 42 ended before {n} were read from the GPU": n for n in (3, 5)}
+    assert (channel.collect(is_final=True), losses(channel)) == (b"", {})
 
 
 @pytest.mark.parametrize("length", [0, 5, 1000, RING // 4, RING // 4 + 1, 1 << 31, (1 << 32) - 1])

@@ -395,3 +395,28 @@ def test_losses_name_their_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (kernels_lost.layer, kernels_lost.count) == ("gpu_kernel", 3)
     assert before_ns <= kernels_lost.start_ns <= kernels_lost.end_ns <= time.monotonic_ns()
     assert (any_lost.layer, any_lost.count, any_lost.reason) == (None, 4, "CUPTI had no buffer")
+
+
+def layout(size: int, kind: int, record_bytes: int, *fields: tuple[int, int, int]) -> bytes:
+    described = [kernels.FIELD.pack(*one) for one in fields]
+    payload = kernels.LAYOUT.pack(10, size, kind, record_bytes) + bytes(record_bytes) + b"".join(described)
+    return record(KernelKind.LAYOUT, payload)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        layout(0, KernelKind.KERNEL, KERNEL.size),
+        layout(64, KernelKind.KERNEL, KERNEL.size - 1),
+        layout(64, 1, 8),
+        layout(64, KernelKind.KERNEL, KERNEL.size, (60, 0, 8)),
+        layout(64, KernelKind.KERNEL, KERNEL.size, (0, KERNEL.size - 4, 8)),
+        layout(64, KernelKind.KERNEL, KERNEL.size, *[(0, 0, 8)] * 65),
+        record(Kind.KEPT, (10).to_bytes(4, "little") + bytes(60)),
+        layout(64, 0, 0) + record(Kind.KEPT, (10).to_bytes(64, "little") + b"\1" * 8),
+    ],
+)
+def test_a_layout_or_buffer_that_no_library_writes_is_refused(made: bytes) -> None:
+    renderer = kernel_renderer()
+    (line,) = renderer.render(hello() + made).texts
+    assert (json.loads(line)["type"], renderer.losses) == ("loss", {"unknown": 1})

@@ -20,6 +20,8 @@ from tests.support.recorded_program import Recorded
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.channel import Channel
 
+UNNAMED = "kernel whose name was lost"
+
 
 @pytest.fixture
 def program(kernels_library: Path) -> Path:
@@ -174,6 +176,56 @@ def test_work_that_is_not_done_then_is_a_loss_and_has_no_times(recorded: Recorde
     assert len(recorded.of("userspace")) == 203
 
 
+ENDS = [
+    "_exit",
+    "SIGKILL",
+    "exit",
+    *(
+        pytest.param(how, marks=pytest.mark.slow)
+        for how in (
+            "abort", "SIGSEGV", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGBUS", "SIGFPE", "SIGILL",
+            "null", "trap", "stack", "terminate", "throw", "exit_in_thread", "quick_exit", "exec", "fork",
+        )
+    ),
+]  # fmt: skip
+
+
+def end_by(recorded: Recorded, how: str) -> None:
+    assert recorded.process.stdin is not None
+    recorded.process.stdin.write(f"end {how}\n".encode())
+    assert recorded.end() == 7 or recorded.process.returncode < 0
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_program_that_ends_has_each_launch_recorded_or_counted(recorded: Recorded, how: str) -> None:
+    recorded.do("launch 30")
+    recorded.do("queue 3")
+    end_by(recorded, how)
+    assert [kernel["name"] in ("f", UNNAMED) for kernel in recorded.of("gpu_kernel")] == [True] * 30
+    assert len({kernel["launch"] for kernel in recorded.of("gpu_kernel")}) == 30
+    assert {loss["layer"] for loss in recorded.of("loss")} == {"gpu_kernel"}
+    assert recorded.renderer.losses == {"gpu_kernel": 3}
+    calls = [call for call in recorded.of("userspace") if call["name"] == "cuLaunchKernel"]
+    assert len(calls) == 33
+    assert all(
+        "ended when the" in loss["reason"] or "the process ended" in loss["reason"]
+        for loss in recorded.of("loss")
+    )
+
+
+@pytest.mark.parametrize("how", ["_exit", "SIGKILL"])
+@pytest.mark.parametrize("works", [["late", "launch 31"], ["queue 1", "start 30"]])
+def test_kernels_without_times_or_without_records_are_counted(
+    recorded: Recorded, works: list[str], how: str
+) -> None:
+    """Where CUPTI writes times only when it is asked for buffers, or kernels only when they have ended."""
+    for work in works:
+        recorded.do(work)
+    end_by(recorded, how)
+    assert len(recorded.of("gpu_kernel")) + recorded.renderer.losses["gpu_kernel"] == 31
+    assert len(recorded.of("userspace")) == 31
+
+
 # Loads the libraries, records with ours, and lets the other profiler start; prints what that one was given.
 OTHER_PROFILER = """
 import ctypes, sys
@@ -213,6 +265,25 @@ def test_another_profiler_is_given_no_buffers_of_ours(kernels_library: Path, whe
 
 
 # warps
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_program_that_ends_has_each_launch_and_its_warps_recorded_or_counted(
+    patched: Recorded, how: str
+) -> None:
+    patched.do("launch")  # which waits for memory on the GPU
+    patched.do("kernels 30")
+    patched.do("sync")
+    patched.do("queued 3")
+    end_by(patched, how)
+    losses = {(loss.layer, loss.count): loss.reason for loss in patched.losses}
+    kernels = [kernel for kernel in patched.of("gpu_kernel") if kernel["ts_ns"]]
+    assert len(kernels) == sum(len(batch["warp"]) for batch in patched.of("gpu_warp")) == 30
+    if "exit" in how and how != "_exit":
+        assert (patched.renderer.losses, losses) == ({"gpu_warp": 3}, {})
+    else:
+        assert losses.keys() == {("gpu_kernel", 3), ("gpu_warp", 3)}
+        assert all(reason.endswith("ended before 3 were read from the GPU") for reason in losses.values())
 
 
 @pytest.mark.slow

@@ -45,6 +45,8 @@ class Kind(IntEnum):
     STACK = 5
     FRAME = 6
     STACK_BEYOND = 7
+    KEPT = 8
+    """A buffer of a process that ended before it could send what is in it. `Channel.collect` makes it."""
     SAMPLE = 64
     """A sample of GPU counters. The capture makes it (`counters.py`), not a library."""
 
@@ -197,7 +199,13 @@ _MAGIC: Final = int.from_bytes(b"TipeGPU2", "little")
 _HEADER_BYTES: Final = 4096
 _KINDS: Final = 64
 _HEADER: Final = struct.Struct("<QQQI")
-_PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT, _TURNS_AT = 64, 128, 192, 704
+_PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT, _TURNS_AT, _KEPT_AT = 64, 128, 192, 704, 1024
+_KEPT: Final = struct.Struct("<IIQ")
+"""A buffer's process, whether its records from a position on are nowhere else, and that position"""
+_IN_FLIGHT_AT, _COUNTED_PROCESSES = 3072, 31
+_IN_FLIGHT: Final = struct.Struct("<I4xqq8x")
+"""A process, and its launches and warps that were to be recorded and were not sent"""
+_KEPT_BUFFERS, _KEPT_BYTES, _CUPTI_RECORD_MAX = 128, 1 << 20, 1024
 _WINDOWS: Final = struct.Struct("<5I4x16Q")
 """turns, windows left, hits of the trigger that begins windows and of the one that ends them, whether there
 are windows; times of the last turns, of turn N at N mod 16"""
@@ -247,6 +255,7 @@ class Channel:
         self._consumed = 0
         self._dropped = [0] * _KINDS
         self._faults: dict[str, int] = {}
+        self._unsent: list[tuple[str | None, int, str]] = []
         self._is_overwritten = False
         self._turns = 1
         self._losses_until_ns = time.monotonic_ns()
@@ -254,7 +263,8 @@ class Channel:
             try:
                 self._memory = os.memfd_create("tracepipe-gpu", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
                 undo.callback(os.close, self._memory)
-                os.truncate(self._memory, _HEADER_BYTES + self._ring_bytes)
+                of_buffers = _KEPT_BUFFERS * _KEPT_BYTES
+                os.truncate(self._memory, _HEADER_BYTES + self._ring_bytes + of_buffers)
                 fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
                 self._map = mmap.mmap(self._memory, _HEADER_BYTES + self._ring_bytes)
             except (OSError, ValueError) as error:
@@ -310,7 +320,37 @@ class Channel:
             _U64.pack_into(self._map, _CONSUMED_AT, self._consumed)
             if not is_final:  # a process that fills it as fast as it is emptied would keep us here
                 break
+        if is_final:
+            pieces += self._kept()
+            self._count_unsent()
         return b"".join(pieces)
+
+    def _kept(self) -> Iterator[bytes]:
+        """Records of what processes had in their buffers when they ended, once."""
+        for number in range(_KEPT_BUFFERS):
+            entry = _KEPT_AT + number * _KEPT.size
+            pid, is_out, sent = _KEPT.unpack_from(self._map, entry)
+            if not is_out:
+                continue
+            _KEPT.pack_into(self._map, entry, 0, 0, 0)
+            sent = min(sent, _KEPT_BYTES)
+            start = _HEADER_BYTES + self._ring_bytes + number * _KEPT_BYTES
+            content = os.pread(self._memory, _KEPT_BYTES - sent, start + sent).rstrip(b"\0")
+            content += bytes(
+                _CUPTI_RECORD_MAX + -len(content) % ALIGNMENT
+            )  # its last record may end with zeros
+            yield RECORD.pack(0, len(content), Kind.KEPT, pid, 0, time.monotonic_ns()) + content
+
+    def _count_unsent(self) -> None:
+        """Count what processes had not sent when they ended, once."""
+        for number in range(_COUNTED_PROCESSES):
+            entry = _IN_FLIGHT_AT + number * _IN_FLIGHT.size
+            pid, *counts = _IN_FLIGHT.unpack_from(self._map, entry)
+            _IN_FLIGHT.pack_into(self._map, entry, 0, 0, 0)
+            for layer, count in zip(("gpu_kernel", "gpu_warp"), counts, strict=True):
+                if 0 < count <= _DROPPED_MAX:
+                    reason = f"process {pid} ended before {count} were read from the GPU"
+                    self._unsent.append((layer, count, reason))
 
     def losses(
         self, layers: Mapping[int, str], reasons: Mapping[int, str] = MappingProxyType({})
@@ -322,7 +362,8 @@ class Channel:
         reasons = {Kind.STACK_BEYOND: "a process had more Python stacks than are kept", **reasons}
         counted = [(layers.get(kind), n, reasons.get(kind, FULL)) for kind, n in self._new_dropped()]
         counted += [(None, count, reason) for reason, count in self._faults.items()]
-        self._faults = {}
+        counted += self._unsent
+        self._faults, self._unsent = {}, []
         return [Loss(layer, count, since_ns, now_ns, reason) for layer, count, reason in counted]
 
     def expect_windows(self) -> None:

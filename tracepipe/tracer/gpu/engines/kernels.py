@@ -34,6 +34,7 @@ from tracepipe.tracer.gpu.engines.channel import (
     PROCESS_BYTES,
     REFUSALS,
     GpuRecord,
+    Kind,
     Malformed,
     check_span,
     put_bounded,
@@ -63,6 +64,7 @@ from tracepipe.units import counted
 class KernelKind(IntEnum):
     """Kinds of CUPTI's records."""
 
+    LAYOUT = 39
     HELLO = 40
     KERNEL = 41
     COPY = 42
@@ -90,12 +92,18 @@ SET: Final = struct.Struct("<QQQQ7I4x")
 CALL: Final = struct.Struct("<QQQ8I")
 MEMORY: Final = struct.Struct("<QQQ6I")
 TAKEN: Final = struct.Struct("<QQ")
+LAYOUT: Final = struct.Struct("<4I")
+FIELD: Final = struct.Struct("<3H2x")
+_LAYOUTS_MAX, _FIELDS_MAX, _LEAST_CUPTI_RECORD = 64, 64, 32
 CALL_NAME: Final = struct.Struct("<II")
 # CUpti_ActivityMemcpyKind and …MemoryKind of cupti_activity.h.
 _DIRECTIONS: Final = ("copy", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 _MEMORIES: Final = ("", "pageable", "pinned", "device", "array", "managed", "device_static", "managed_static")
-_RELEASE: Final = 2  # CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE
+_ALLOCATE, _RELEASE = 1, 2  # CUpti_ActivityMemoryOperationType
 _PINNED: Final = 2
+_KINDS_OF_CALLS: Final = (_PINNED, 3, 5)  # device and managed memory
+_ADDRESS: Final = (1 << 48) - 1
+"""The bits of a kernel's name that are its address; those above are a count."""
 _NONE: Final = 0xFFFFFFFF
 _ASYNCHRONOUS: Final = 1  # CUPTI_ACTIVITY_FLAG_MEMCPY_ASYNC
 _DRIVER: Final = 1
@@ -115,6 +123,9 @@ WAIT_NS: Final = 1_000_000_000
 WAITING_MAX: Final = 1 << 14
 KERNELS_MAX: Final = 1 << 12
 """Kernels that are remembered for calls that come later, or calls of the other API."""
+
+_NOT_ENDED: Final = "had not ended when the recording did"
+_NOT_TIMED: Final = "had not ended, or their times had not been read, when the process ended"
 
 ENTRY: Final = "tracepipe_attach"
 """The library's entry for a running process."""
@@ -153,7 +164,7 @@ class _Launches:
 
     def __init__(self) -> None:
         self.without_kernel: dict[int, None] = {}
-        self._ran: dict[int, None] = {}
+        self.ran: dict[int, None] = {}
         self._capturing = 0
         self._waiting: dict[int, tuple[int, list[Event]]] = {}
         """Number of the launch → until when its calls wait, and the calls; in order of arrival."""
@@ -163,7 +174,7 @@ class _Launches:
         """Take a call that has returned, and return the events that are complete now."""
         name, is_failed = event["name"], event["args"]["result"] != 0
         if not is_failed and _LAUNCHES.match(name):
-            if correlation not in self._ran and not self._capturing:
+            if correlation not in self.ran and not self._capturing:
                 put_bounded(self.without_kernel, correlation, None, LAUNCHES_MAX)
         elif not is_failed and _BEGINS_CAPTURE.match(name):
             self._capturing += name.startswith("cuS")  # the runtime's calls have the driver's in them
@@ -182,7 +193,7 @@ class _Launches:
     def add_kernel(self, correlation: int, args: dict[str, Any]) -> list[Event]:
         """Take a kernel with its launch's arguments, and return the calls that are complete now."""
         self.without_kernel.pop(correlation, None)
-        put_bounded(self._ran, correlation, None, LAUNCHES_MAX)
+        put_bounded(self.ran, correlation, None, LAUNCHES_MAX)
         put_bounded(self._arguments, correlation, args, KERNELS_MAX)
         _, calls = self._waiting.pop(correlation, (0, []))
         for call in calls:
@@ -201,6 +212,32 @@ class _Launches:
         return late
 
 
+class _Layout(NamedTuple):
+    """How one of CUPTI's records, of so many bytes, becomes a record of a kind, 0 if it becomes none."""
+
+    size_bytes: int
+    kind: int
+    record: bytes
+    fields: list[tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, payload: memoryview) -> tuple[int, _Layout]:
+        """CUPTI's kind, and the layout. Raises Malformed."""
+        cupti_kind, size, kind, record_bytes = LAYOUT.unpack_from(payload)
+        record = bytes(payload[LAYOUT.size : LAYOUT.size + record_bytes])
+        fields = list(FIELD.iter_unpack(payload[LAYOUT.size + len(record) :]))
+        is_bounded = size >= _LEAST_CUPTI_RECORD and len(fields) <= _FIELDS_MAX
+        if not is_bounded or any(start + n > size or to + n > len(record) for start, to, n in fields):
+            raise Malformed
+        return cupti_kind, cls(size, kind, record, fields)
+
+    def read(self, record: memoryview) -> bytearray:
+        made = bytearray(self.record)
+        for start, to, count in self.fields:
+            made[to : to + count] = record[start : start + count]
+        return made
+
+
 @dataclass(slots=True)
 class _Work:
     """The GPU work of a traced process."""
@@ -210,6 +247,9 @@ class _Work:
     allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Correlation of a call that allocates or frees memory → its function and thread; the last calls only."""
     launches: _Launches = field(default_factory=_Launches)
+    layouts: dict[int, _Layout] = field(default_factory=dict)
+    left: dict[int, None] = field(default_factory=dict)
+    """Correlations of launches in buffers that the process could not send."""
     now_ns: int = 0
     """The latest time of its records."""
     is_realtime: bool = False
@@ -269,9 +309,9 @@ MakeEvents = Callable[[_Work, GpuRecord, tuple[int, ...]], Iterator[Event]]
 class KernelDecoder(Decoder):
     """Makes lines of GPU work and of API calls."""
 
-    kinds = frozenset(KernelKind) - {KernelKind.ANY}
+    kinds = frozenset[int](KernelKind) - {KernelKind.ANY} | {Kind.KEPT}
     layers = LAYERS
-    kept = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO})
+    kept = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO, KernelKind.LAYOUT})
     whole = frozenset(LAYERS)
     keeper, finder = _KernelKeeper, _KernelFinder
 
@@ -279,7 +319,7 @@ class KernelDecoder(Decoder):
         super().__init__(recording)
         self._work: dict[int, _Work] = {}
         self._waiting: list[GpuRecord] = []
-        self._unended: Counter[tuple[int, str]] = Counter()
+        self._unended: Counter[tuple[int, str, str]] = Counter()
         self._layouts: Mapping[int, tuple[struct.Struct, MakeEvents]] = {
             KernelKind.KERNEL: (KERNEL, self._kernel),
             KernelKind.COPY: (COPY, self._transfer),
@@ -304,6 +344,13 @@ class KernelDecoder(Decoder):
             named = function_of(text(payload, CALL_NAME.size))
             self._recording.memory.use(ENTRY_BYTES + len(named.name))
             work.functions[domain, function] = named
+        elif record.kind == KernelKind.LAYOUT:
+            self._recording.memory.use(ENTRY_BYTES + len(payload))
+            cupti_kind, layout = _Layout.of(payload)
+            made, _ = self._layouts.get(layout.kind, (None, None))
+            if layout.kind and (made is None or made.size != len(layout.record)):
+                raise Malformed
+            put_bounded(work.layouts, cupti_kind, layout, _LAYOUTS_MAX)
         elif record.kind == KernelKind.HELLO:
             work.is_realtime = bool(HELLO.unpack_from(payload)[1])
         else:
@@ -315,18 +362,19 @@ class KernelDecoder(Decoder):
         events: list[Event] = []
         waiting, self._waiting = self._waiting, []
         for record in sorted(waiting, key=lambda record: record.kind == KernelKind.MEMORY):  # after its call
-            if record.kind != KernelKind.TAKEN:
-                try:
-                    events += self._events_of(self._work[record.pid], record)
-                except REFUSALS as refusal:
-                    self._recording.refuse(refusal)
-        for work in self._work.values():
+            if record.kind == Kind.KEPT:
+                events += self._events_left(self._work[record.pid], record)
+            elif record.kind != KernelKind.TAKEN:
+                events += self._checked_events(self._work[record.pid], record, _NOT_ENDED)
+        for pid, work in self._work.items():
+            if lost := work.left.keys() & work.launches.without_kernel.keys():
+                self._unended[pid, "gpu_kernel", _NOT_TIMED] += len(lost)
+            work.left.clear()
             events += work.with_clock(work.launches.late(work.now_ns))
         events += self._taken_over(waiting)
         now_ns = max((record.time_ns for record in waiting), default=0)
-        for (pid, layer), count in self._unended.items():
-            reason = f"process {pid}: {count} had not ended when the recording did"
-            events.append(self._recording.loss(layer, count, reason, now_ns))
+        for (pid, layer, why), count in self._unended.items():
+            events.append(self._recording.loss(layer, count, f"process {pid}: {count} {why}", now_ns))
         self._unended.clear()
         self._recording.stacks.write_new(lines)
         _write(lines, events)
@@ -335,8 +383,37 @@ class KernelDecoder(Decoder):
         works = self._work.values()
         _write(lines, [event for work in works for event in work.with_clock(work.launches.late())])
 
-    def _events_of(self, work: _Work, record: GpuRecord) -> list[Event]:
-        """The events of a record."""
+    def _events_left(self, work: _Work, buffer: GpuRecord) -> list[Event]:
+        """The events of a buffer that its process could not send."""
+        names = {number & _ADDRESS: number for number in work.process.names}
+        made: dict[int, bytearray] = {}
+        at, payload = 0, buffer.payload
+        try:
+            while cupti_kind := int.from_bytes(payload[at : at + 4], "little"):
+                if (layout := work.layouts.get(cupti_kind)) is None:
+                    raise Malformed
+                if layout.kind:
+                    record = layout.read(payload[at : at + layout.size_bytes])
+                    values = self._layouts[layout.kind][0].unpack(record)
+                    if layout.kind == KernelKind.KERNEL:
+                        record[16:24] = names.get(values[2], 0).to_bytes(8, "little")
+                    if _is_left(work, layout.kind, values):
+                        made.setdefault(layout.kind, bytearray()).extend(record)
+                at += layout.size_bytes
+        except (Malformed, struct.error):
+            self._recording.refuse(Malformed())
+        left = [buffer._replace(kind=kind, payload=memoryview(made[kind])) for kind in sorted(made)]
+        return [event for record in left for event in self._checked_events(work, record, _NOT_TIMED)]
+
+    def _checked_events(self, work: _Work, record: GpuRecord, why: str) -> list[Event]:
+        try:
+            return self._events_of(work, record, why)
+        except REFUSALS as refusal:
+            self._recording.refuse(refusal)
+            return []
+
+    def _events_of(self, work: _Work, record: GpuRecord, why: str) -> list[Event]:
+        """The events of a record; `why` says why those without times are lost."""
         layout, make = self._layouts[record.kind]
         some = list(layout.iter_unpack(record.payload))
         work.now_ns = max(work.now_ns, record.time_ns)
@@ -350,7 +427,7 @@ class KernelDecoder(Decoder):
         # CUPTI has no times for work that had not ended when its records were requested.
         events = [event for event in made if event["ts_ns"]]
         if len(events) < len(made):
-            self._unended[record.pid, LAYERS[record.kind]] += len(made) - len(events)
+            self._unended[record.pid, LAYERS[record.kind], why] += len(made) - len(events)
         return work.with_clock(events)
 
     def _taken_over(self, waiting: list[GpuRecord]) -> list[Event]:
@@ -449,6 +526,18 @@ class KernelDecoder(Decoder):
         args |= {"address": address, "kind": _name_at(_MEMORIES, kind), "context": context}
         args["correlation"] = work.launch_id(correlation)
         yield event | {"args": args | ({"call": call} if call else {})}
+
+
+def _is_left(work: _Work, kind: int, values: tuple[int, ...]) -> bool:
+    """Whether a record in a buffer that a process could not send is one that it would have sent."""
+    if kind == KernelKind.KERNEL:  # it may have died between sending it and saying so; nodes share a number
+        return bool(values[20]) or values[7] not in work.launches.ran
+    if kind == KernelKind.CALL:
+        function = work.functions.get((values[3], values[4]))
+        if function and _LAUNCHES.match(function.name):
+            work.left[values[6]] = None
+        return function is not None
+    return kind != KernelKind.MEMORY or (values[7] in (_ALLOCATE, _RELEASE) and values[8] in _KINDS_OF_CALLS)
 
 
 def _work_event(layer: str, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Event:

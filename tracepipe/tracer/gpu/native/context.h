@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
 // A CUDA context of the traced process: its device buffer and its launches in flight.
 #pragma once
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include <sanitizer.h>
 
@@ -29,6 +31,7 @@ struct Launch {
     bool is_reported = false;               // sent, whatever happens to its region
     std::atomic<bool> is_done{false};       // drained, its region zero again
     uint64_t room = 0;                      // for Exits, see exits_room
+    int64_t unsent_launches = 0, unsent_warps = 0;  // see Channel::count_in_flight; kernels of a graph are many
     Kernel *kernel = nullptr;               // its needed room is raised if it was not enough
 
     // Of a shared region: the expected kernels, all known once it is closed.
@@ -37,6 +40,18 @@ struct Launch {
     uint64_t expected = 0;  // warps of the nodes; more may come if a node launches kernels
     bool launches_kernels = false;
     std::atomic<bool> is_closed{false};
+
+    void begin(Channel &channel, uint64_t warps) {
+        unsent_launches++, unsent_warps += int64_t(warps);
+        channel.count_in_flight(1, int64_t(warps));
+    }
+    // A kernel of it was sent, or everything.
+    void sent_kernel(Channel &channel) {
+        if (unsent_launches) unsent_launches--, channel.count_in_flight(-1, 0);
+    }
+    void sent(Channel &channel) {
+        channel.count_in_flight(-std::exchange(unsent_launches, 0), -std::exchange(unsent_warps, 0));
+    }
 
     uint64_t grid_warps() const {
         const uint32_t *grid = record.grid, *block = record.block;
@@ -104,9 +119,7 @@ class Context {
         for (const LaunchPointer &launch : pending_) {
             if (found.size() == most) break;
             if (launch->is_done) continue;
-            auto synced = synced_streams_.find(launch->stream);
-            launch->is_over |= launch->sequence <= synced_all_ ||
-                               (synced != synced_streams_.end() && launch->sequence <= synced->second);
+            launch->is_over |= is_synchronized(*launch);
             found.push_back(launch);
         }
         return found;
@@ -122,6 +135,13 @@ class Context {
         std::lock_guard<std::mutex> lock(mutex_);
         uint64_t &known = stream ? synced_streams_[stream] : synced_all_;
         known = std::max(known, sequence);
+    }
+    // Whether one of the oldest launches is known to have ended and was not read.
+    bool is_behind() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        size_t most = std::min<size_t>(pending_.size(), 64);
+        return std::any_of(pending_.begin(), pending_.begin() + ptrdiff_t(most),
+                           [&](const LaunchPointer &launch) { return !launch->is_done && is_synchronized(*launch); });
     }
     bool is_empty() {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -153,6 +173,11 @@ class Context {
 
   private:
     static constexpr uint64_t LEAST_BITS = 1, LEAST_SHARED_BITS = 8, MOST_SHARED_BITS = 22;
+    bool is_synchronized(const Launch &launch) const {
+        auto synced = synced_streams_.find(launch.stream);
+        return launch.sequence <= synced_all_ || (synced != synced_streams_.end() && launch.sequence <= synced->second);
+    }
+
     std::mutex mutex_;  // never held while the driver is called
     CUdeviceptr base_ = 0;
     DeviceRing ring_;

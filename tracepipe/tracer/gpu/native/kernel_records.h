@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The records of the engine `kernels`: kinds 40 to 48 of transport.h.
+// The records of the engine `kernels`: kinds 39 to 48 of transport.h.
 //
 // The payload of kinds 41 to 44 and 47 is an array of the struct of that name. All integers are
 // little-endian, without further padding; kernels.py has the same layouts. Times are ns on the clock
@@ -11,6 +11,7 @@
 namespace tracepipe {
 
 enum KernelKind : uint16_t {
+    KIND_LAYOUT = 39,     // Layout, a record, and Field[]: how CUPTI's records of a kind become others
     KIND_HELLO = 40,      // one Hello: a process loaded the library
     KIND_KERNEL = 41,     // Kernel[]
     KIND_COPY = 42,       // Copy[]
@@ -32,7 +33,7 @@ struct Hello {
 
 struct Kernel {
     uint64_t start_ns, end_ns;
-    uint64_t name;  // id of a NAME record
+    uint64_t name;  // id of a NAME record: the name's address in 48 bits, and above them how many were sent before
     uint64_t graph_node;
     uint32_t gpu, context, stream, correlation;
     uint32_t grid[3], block[3], cluster[3];
@@ -70,6 +71,15 @@ struct Memory {
     uint64_t time_ns, size_bytes, address;
     uint32_t gpu, context, stream, correlation;  // stream: ~0 if the call has none
     uint32_t operation, memory_kind;             // CUpti_ActivityMemoryOperationType, …MemoryKind
+};
+
+// The capture process reads the buffers that a dead process has left as this library would: a record of CUPTI, of
+// `bytes`, becomes one of `kind`, 0 if none, from the given one, with its fields in place.
+struct Layout {
+    uint32_t cupti_kind, bytes, kind, record_bytes;
+};
+struct Field {
+    uint16_t from, to, bytes, zero;
 };
 
 static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 112 && sizeof(Copy) == 64);

@@ -8,6 +8,8 @@
 // every FLUSH_MS, and at the end of the recording, when CUPTI is turned off, or of the process. CUPTI returns
 // a buffer when all work in it has ended, or when it is forced to: then work that has not ended has no times,
 // and is lost. So at an end, buffers are waited for, and only after a while forced.
+// Buffers are in the channel's memory (kept_layouts.h), so the capture process reads what a process that was killed,
+// or left by _exit, could not send.
 // Nothing here waits for the GPU. The only CUDA calls are the heartbeat and, in a running process, those that
 // list the GPUs.
 #include "call_choice.h"
@@ -21,6 +23,7 @@
 #include "window_calls.h"
 #include "windows.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cupti.h>
@@ -33,11 +36,12 @@ namespace {
 
 using namespace tracepipe;
 
-constexpr size_t BUFFER_BYTES = 1 << 20;
-// A process that is killed or calls _exit loses what was recorded since the last flush.
-constexpr auto FLUSH_MS = std::chrono::milliseconds(25);
+constexpr size_t BUFFER_BYTES = KEPT_BYTES;
+// The first flushes follow sooner: names of kernels come only with them.
+constexpr unsigned FIRST_FLUSH_MS = 1, FLUSH_MS = 25;
 // The longest waits for buffers: the capture process waits longer, and a process that ends has little left.
 constexpr auto LAST_OF_RECORDING = std::chrono::milliseconds(2000), LAST_OF_PROCESS = std::chrono::milliseconds(250);
+constexpr size_t PAGE_BYTES = 4096;
 constexpr auto LOOK_MS = std::chrono::milliseconds(2);
 // So many missed heartbeats mean that another profiler has CUPTI. If threads share buffers, a beat can wait
 // in a buffer with a running kernel: then only the end, which forces buffers out, can show it.
@@ -79,25 +83,40 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
     *bytes = BUFFER_BYTES, *records_max = 0;
     {
         std::lock_guard lock(spare_mutex);
-        if (!spare.empty()) {
-            *buffer = spare.back();
-            spare.pop_back();
-            buffers_out++;
-            return;
-        }
+        *buffer = spare.empty() ? nullptr : spare.back();
+        if (*buffer) spare.pop_back();
     }
-    *buffer = static_cast<uint8_t *>(aligned_alloc(8, BUFFER_BYTES));
-    *buffer ? void(buffers_out++) : void(*bytes = 0);
+    if (!*buffer && !(*buffer = channel.take_buffer()))
+        *buffer = static_cast<uint8_t *>(aligned_alloc(8, BUFFER_BYTES));
+    if (!*buffer) return void(*bytes = 0);
+    buffers_out++;
+    if (KeptBuffer *kept = channel.kept(*buffer)) kept->sent = 0, kept->is_out = 1;
 }
 
 void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t, size_t valid_bytes) {
-    if (valid_bytes) translator.translate(buffer, valid_bytes);
+    KeptBuffer *kept = channel.kept(buffer);
+    if (valid_bytes) translator.translate(buffer, valid_bytes, kept);
+    if (kept) {
+        kept->is_out = 0;
+        memset(buffer, 0, std::min(BUFFER_BYTES, valid_bytes + PAGE_BYTES));
+    }
     size_t dropped = 0;
     if (cuptiActivityGetNumDroppedRecords(context, stream, &dropped) == CUPTI_SUCCESS && dropped)
         channel.drop(KIND_ANY, dropped);
     std::lock_guard lock(spare_mutex);
     spare.push_back(buffer);
     buffers_out--;
+}
+
+// At the end of the recording or of the process: other processes can have the buffers.
+void give_up_buffers() {
+    std::lock_guard lock(spare_mutex);
+    auto is_kept = [](uint8_t *buffer) {
+        KeptBuffer *kept = channel.kept(buffer);
+        if (kept) kept->pid = 0;
+        return kept != nullptr;
+    };
+    spare.erase(std::remove_if(spare.begin(), spare.end(), is_kept), spare.end());
 }
 
 std::mutex &end_mutex = *new std::mutex;
@@ -115,6 +134,7 @@ enum Attached { RECORDED, ALREADY_RECORDED, NOT_CONNECTED, OTHER_PROFILER, CUPTI
 void report_taken() {
     uint64_t times_ns[] = {heartbeat.seen_until_ns(), monotonic_ns()};
     channel.put(KIND_TAKEN, times_ns, sizeof times_ns, {}, 0);
+    channel.forget_buffers();
 }
 
 bool enable(const Work &work) {
@@ -242,7 +262,8 @@ void send_last(bool is_taken, std::chrono::milliseconds longest) {
 // at the exit of a call (CUPTI 13.0, driver 580). No subscription is left that could block another profiler.
 void let_go(bool is_taken, std::chrono::milliseconds longest) {
     send_last(is_taken, longest);
-    channel.close();
+    give_up_buffers();
+    channel.close(buffers_out != 0);
 }
 
 // Called when another profiler registers its buffers with CUPTI. CUPTI would first fill the library's buffers
@@ -259,11 +280,12 @@ CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_Buffer
 Redirect &redirect = *new Redirect("libcupti.so", "cuptiActivityRegisterCallbacks",
                                    reinterpret_cast<void *>(&other_registers));
 
-// Waits for FLUSH_MS, or for a begin or end of a window; whether the recording is over.
-bool wait_for_flush(std::unique_lock<std::mutex> &lock) {
+// Waits for a while, or for a begin or end of a window; whether the recording is over.
+bool wait_for_flush(std::unique_lock<std::mutex> &lock, unsigned &wait_ms) {
     uint32_t seen = followed_turns;
     lock.unlock();
-    windows.wait(seen, FLUSH_MS.count());
+    windows.wait(seen, wait_ms);
+    wait_ms = std::min(2 * wait_ms, FLUSH_MS);
     lock.lock();
     return is_ended;
 }
@@ -272,7 +294,7 @@ void flush_often(void *) {
     is_own_thread = true;
     std::unique_lock lock(end_mutex);
     for (;; begun_again.wait(lock, [] { return !is_ended; })) {
-        while (!wait_for_flush(lock)) {
+        for (unsigned wait_ms = FIRST_FLUSH_MS; !wait_for_flush(lock, wait_ms);) {
             follow_window();
             if (channel.is_over()) {
                 let_go(false, LAST_OF_RECORDING);
@@ -298,6 +320,7 @@ void end() {
     if (is_ended) return;
     wait_for_buffers(LAST_OF_PROCESS);
     send_last(false, std::chrono::milliseconds(0));
+    give_up_buffers();
 }
 
 uint64_t realtime_ns() {
@@ -381,6 +404,7 @@ Attached begin(bool is_late) {
     }
     if (!start_own_thread(flush_often, nullptr))
         channel.note("No thread could be started in the traced process: its GPU events come at its end.");
+    pthread_atfork(nullptr, nullptr, [] { channel.leave_buffers(); });
     atexit(end);
     at_quick_exit(end);
     return RECORDED;

@@ -58,6 +58,7 @@ class LaunchReader {
                 channel_.put(KIND_KERNEL, &launch->record, sizeof launch->record);
                 lost(launch->record, why, launch->record.warps);
             }
+            launch->sent(channel_);
             launch->is_done = true;
         }
         context.give_back_done();
@@ -95,9 +96,11 @@ class LaunchReader {
                 bool has_all_exits = std::min(made, launch.exits_room()) == records.exits.size();
                 if (!is_ready(launch, seen, has_all_exits, is_late)) continue;
                 send_kernel(launch.record, seen);
+                launch.sent_kernel(channel_);
                 send_warps(launch.record, records);
                 count_lost(launch, seen, made);
             }
+            launch.sent(channel_);
             drained.push_back(&launch);
         }
         // Launches that have not ended keep their records. If all have, as usual, one call sets the memory to
@@ -153,12 +156,14 @@ class LaunchReader {
             }
             if (!is_ready(launch, seen, has_all_exits, is_late)) return true;
             send_kernel(launch.record, seen);
+            launch.sent_kernel(channel_);
             for (uint64_t from = 0; from < launch.recorded; from += A_PIECE) {
                 if (launch.recorded > A_PIECE && !piece(from, records)) return false;
                 send_warps(launch.record, records);
             }
             count_lost(launch, seen, made);
         }
+        launch.sent(channel_);
         if (!zero(context, launch.offset, launch.exits_offset() + sent * sizeof(Exit))) return false;
         return end(context, launch);
     }
@@ -177,6 +182,7 @@ class LaunchReader {
                 return false;
             if (!send_shared(launch, region, entries, exits, is_final)) return true;
         }
+        launch.sent(channel_);
         uint64_t used = std::min<uint64_t>(region.entries, launch.recorded);
         if (!zero(context, launch.offset, ENTRIES_OFFSET + used * sizeof(Entry)) ||
             !zero(context, launch.offset + launch.exits_offset(),
@@ -208,6 +214,7 @@ class LaunchReader {
             // A node that has already run in this launch counts as another kernel.
             if (at && kernel.node && kernels[at - 1].grid_id == kernel.grid_id) record.launch = channel_.next_launch();
             send_kernel(record, seen[at]);
+            if (kernel.node) launch.sent_kernel(channel_);
             send_warps(record, {kernel.warps.data(), kernel.warps.size(), std::move(kernel.exits), launch.first_warp,
                                 kernel.index.data()});
         }

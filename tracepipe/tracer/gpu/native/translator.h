@@ -14,25 +14,10 @@
 #include "demangle.h"
 #include "gpu_record.h"
 #include "heartbeat.h"
-#include "kernel_records.h"
+#include "kept_layouts.h"
 #include "transport.h"
 
 namespace tracepipe {
-
-#if CUPTI_API_VERSION >= 130000
-using CuptiKernel = CUpti_ActivityKernel10;
-#elif CUPTI_API_VERSION >= 26
-using CuptiKernel = CUpti_ActivityKernel9;
-#else
-#error "CUPTI of CUDA 12.8 or later is needed"
-#endif
-using CuptiCopy = CUpti_ActivityMemcpy6;
-using CuptiPeerCopy = CUpti_ActivityMemcpyPtoP4;
-using CuptiSet = CUpti_ActivityMemset4;
-using CuptiMemory = CUpti_ActivityMemory4;
-using CuptiDevice = CUpti_ActivityDevice5;
-using CuptiWait = CUpti_ActivitySynchronization;  // its successors only add members
-using CuptiEvent = CUpti_ActivityCudaEvent;
 
 constexpr size_t BATCH_BYTES = 1 << 16;
 
@@ -62,16 +47,19 @@ class Translator {
     Translator(Channel &channel, Heartbeat &heartbeat, CallChoice &choice, CallStacks &stacks)
         : channel_(channel), heartbeat_(heartbeat), choice_(choice), stacks_(stacks) {}
 
-    void translate(uint8_t *buffer, size_t bytes) {
+    // `kept` is told how far its records have been sent.
+    void translate(uint8_t *buffer, size_t bytes, KeptBuffer *kept) {
         std::lock_guard lock(mutex_);
         CUpti_Activity *activity = nullptr;
         stacks_.collect();
-        while (cuptiActivityGetNextRecord(buffer, bytes, &activity) == CUPTI_SUCCESS) take(activity);
-        kernels_.send();
-        copies_.send();
-        sets_.send();
-        calls_.send();
-        memory_.send();
+        for (size_t at = 0; cuptiActivityGetNextRecord(buffer, bytes, &activity) == CUPTI_SUCCESS; at++) {
+            if (kept && at % SENT_AT_ONCE == SENT_AT_ONCE - 1) {
+                send();
+                kept->sent = uint64_t(reinterpret_cast<uint8_t *>(activity) - buffer);
+            }
+            take(activity);
+        }
+        send();
     }
 
     // Sends everything again, as a new capture has nothing of what was sent to an earlier one.
@@ -80,9 +68,19 @@ class Translator {
         choice_.read_settings();
         names_.clear();
         called_.clear();
+        put_layouts(channel_);
+        for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++) flags_of(false, cbid);
+        for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++) flags_of(true, cbid);
     }
 
   private:
+    void send() {
+        kernels_.send();
+        copies_.send();
+        sets_.send();
+        calls_.send();
+        memory_.send();
+    }
     void take(const CUpti_Activity *activity) {
         switch (activity->kind) {
         case CUPTI_ACTIVITY_KIND_KERNEL:
@@ -182,25 +180,28 @@ class Translator {
     void take(const CUpti_ActivityAPI &from) {
         if (heartbeat_.take(from)) return;
         bool is_driver = from.kind == CUPTI_ACTIVITY_KIND_DRIVER;
-        auto domain = is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API;
-        uint64_t key = uint64_t(domain) << 32 | from.cbid;
-        auto known = called_.find(key);
-        if (known == called_.end()) {
-            const char *name = nullptr;
-            uint32_t head[] = {uint32_t(domain), from.cbid};
-            if (cuptiGetCallbackName(domain, from.cbid, &name) != CUPTI_SUCCESS || !name) name = "unknown";
-            uint16_t flags = choice_.takes(name) ? call_flags(!is_driver, name) : uint16_t(CALL_LEFT_OUT);
-            if (flags == CALL_LEFT_OUT || channel_.put(KIND_CALL_NAME, head, sizeof head, name, 0))
-                known = called_.emplace(key, flags).first;
-        }
-        uint16_t flags = known == called_.end() ? 0 : known->second;
+        uint16_t flags = flags_of(is_driver, from.cbid);
         // Some come before the unwanted functions have been disabled.
         if (flags & CALL_LEFT_OUT) return;
         uint64_t stack = flags & CALL_HAS_STACK ? stacks_.at(from.threadId, from.start) : 0;
         Wait wait = waits_[from.correlationId % WAITS];
         if (wait.correlation != from.correlationId) wait = {};
-        calls_.add({from.start, from.end, stack, uint32_t(domain), from.cbid, from.threadId, from.correlationId,
+        calls_.add({from.start, from.end, stack, domain_of(is_driver), from.cbid, from.threadId, from.correlationId,
                     from.returnValue, wait.context, wait.stream, wait.event});
+    }
+
+    static uint32_t domain_of(bool is_driver) { return is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API; }
+    // The flags of a function, whose name is sent before.
+    uint16_t flags_of(bool is_driver, uint32_t cbid) {
+        uint32_t head[] = {domain_of(is_driver), cbid};
+        uint64_t key = uint64_t(head[0]) << 32 | cbid;
+        auto known = called_.find(key);
+        if (known != called_.end()) return known->second;
+        const char *name = nullptr;
+        if (cuptiGetCallbackName(CUpti_CallbackDomain(head[0]), cbid, &name) != CUPTI_SUCCESS || !name) name = "unknown";
+        uint16_t flags = choice_.takes(name) ? call_flags(!is_driver, name) : uint16_t(CALL_LEFT_OUT);
+        if (flags != CALL_LEFT_OUT && !channel_.put(KIND_CALL_NAME, head, sizeof head, name, 0)) return 0;
+        return called_[key] = flags;
     }
 
     void take(const CuptiDevice &from) {
@@ -220,7 +221,7 @@ class Translator {
         if (known.first != name) {
             std::string text = demangled(name);
             if (text.size() > channel_.payload_limit() / 2) text.resize(channel_.payload_limit() / 2);
-            uint64_t id = ++names_sent_;
+            uint64_t id = reinterpret_cast<uint64_t>(name) | ++names_sent_ << 48;
             if (!channel_.put(KIND_NAME, &id, sizeof id, text, 0)) return id;  // sent with the next kernel
             known = {name, id};
         }
@@ -232,6 +233,7 @@ class Translator {
         uint32_t correlation = 0, context = ~0u, stream = ~0u, event = ~0u;
     };
     static constexpr size_t WAITS = 1024;
+    static constexpr size_t SENT_AT_ONCE = 1024;
 
     Channel &channel_;
     Heartbeat &heartbeat_;

@@ -16,8 +16,12 @@
 //     704     708          712          716        720       724  728
 //     | turns | windows    | hits of    | hits of  | has     | 0  | when turn N was, ns:    |    windows.h
 //     | u32   | left u32   | begins u32 | ends u32 | windows |    | 16 × u64, at N mod 16   |
+//     1024                                        3072                                        4064
+//     | 128 KeptBuffers, 16 bytes each            | 31 InFlight, 32 bytes each
 //     4096 ──────────────────────────────────────────────────────── 4096 + ring bytes
 //     | records, each at a multiple of 16; positions count from 0 over all laps of the ring
+//     4096 + ring bytes ──────────────────────────────────────────── and 128 MiB
+//     | 128 buffers of 1 MiB, which CUPTI fills: what is in them when their process dies is read there
 //
 // Record:
 //
@@ -50,7 +54,7 @@ constexpr size_t CHANNEL_HEADER_BYTES = 4096;
 constexpr size_t RECORD_HEADER_BYTES = 32;
 constexpr unsigned KINDS = 64;
 
-// Kinds that every engine has. Other kinds begin at 16 (warps), 40 (kernels) and 56 (annotations). All
+// Kinds that every engine has. Other kinds begin at 16 (warps), 39 (kernels) and 56 (annotations). All
 // integers little-endian, texts UTF-8 without a NUL up to the end of the payload.
 enum Kind : uint16_t {
     KIND_NAME = 1,   // | id u64 | text: a name to which later records of this pid refer by id
@@ -60,6 +64,7 @@ enum Kind : uint16_t {
     KIND_STACK = 5,  // python_stacks.h describes both: before the first record of this pid with its number
     KIND_FRAME = 6,
     KIND_STACK_BEYOND = 7,  // never put; counts calls whose stack is beyond the limit
+                            // 8 is a buffer that was kept; the capture process makes these
 };
 
 // A GPU of a process, and what an SM of it holds at most; 0 where it is not known. `reserved_bytes` is the
@@ -85,6 +90,21 @@ inline uint32_t thread_id() {
     return id;
 }
 
+// A buffer outside of the ring, and the process that has it, 0 for none. `is_out`: CUPTI has it, and the records
+// from `sent` on are nowhere else.
+struct KeptBuffer {
+    std::atomic<uint32_t> pid, is_out;
+    std::atomic<uint64_t> sent;
+};
+constexpr size_t KEPT_BUFFERS = 128, KEPT_BYTES = 1 << 20;
+
+// Of a process, 0 for none: launches and warps that are to be recorded and were not sent yet.
+struct alignas(32) InFlight {
+    std::atomic<uint32_t> pid, zero;
+    std::atomic<int64_t> launches, warps;
+};
+constexpr size_t COUNTED_PROCESSES = 31;
+
 struct ChannelHeader {
     uint64_t magic, key, ring_bytes;
     uint32_t wait_us, zero;
@@ -94,10 +114,14 @@ struct ChannelHeader {
     alignas(64) std::atomic<uint64_t> dropped[KINDS];
     std::atomic<uint32_t> turns, windows_left, begin_hits, end_hits, has_windows, zero2;
     std::atomic<uint64_t> turned_ns[16];
+    alignas(1024) KeptBuffer kept[KEPT_BUFFERS];
+    InFlight in_flight[COUNTED_PROCESSES];
 };
 static_assert(offsetof(ChannelHeader, launches) == 32 && offsetof(ChannelHeader, produced) == 64);
 static_assert(offsetof(ChannelHeader, consumed) == 128 && offsetof(ChannelHeader, dropped) == 192);
 static_assert(offsetof(ChannelHeader, turns) == 704 && offsetof(ChannelHeader, turned_ns) == 728);
+static_assert(offsetof(ChannelHeader, kept) == 1024 && sizeof(KeptBuffer) == 16);
+static_assert(offsetof(ChannelHeader, in_flight) == 3072 && sizeof(InFlight) == 32);
 static_assert(sizeof(ChannelHeader) <= CHANNEL_HEADER_BYTES);
 
 struct RecordHeader {
@@ -172,13 +196,50 @@ class Channel {
     // Waits for the end of the recording or of the connection.
     void wait_until_over() const { connection_.wait_until_over(); }
     ChannelHeader *shared() { return header_; }
+    // Counts launches and warps that are to be recorded or, if less than 0, were sent. What a process that dies has
+    // not sent is then known.
+    void count_in_flight(int64_t launches, int64_t warps) {
+        InFlight *counted = in_flight_;
+        if (!counted) return;
+        counted->launches.fetch_add(launches, std::memory_order_relaxed);
+        counted->warps.fetch_add(warps, std::memory_order_relaxed);
+    }
+    void begin_to_count() {
+        for (size_t at = 0; header_ && !in_flight_ && at < COUNTED_PROCESSES; at++)
+            if (uint32_t none = 0; header_->in_flight[at].pid.compare_exchange_strong(none, uint32_t(this_process())))
+                in_flight_ = &header_->in_flight[at];
+    }
+    // A buffer of KEPT_BYTES that outlives this process, and is zero; null if there is none.
+    uint8_t *take_buffer() {
+        for (size_t at = 0; kept_ && at < KEPT_BUFFERS; at++)
+            if (uint32_t none = 0; header_->kept[at].pid.compare_exchange_strong(none, uint32_t(this_process())))
+                return kept_ + at * KEPT_BYTES;
+        return nullptr;
+    }
+    // What the capture process knows of such a buffer; null for other memory.
+    KeptBuffer *kept(const uint8_t *buffer) {
+        size_t at = kept_ && buffer >= kept_ ? size_t(buffer - kept_) / KEPT_BYTES : KEPT_BUFFERS;
+        return at < KEPT_BUFFERS ? &header_->kept[at] : nullptr;
+    }
+    // What is in this process's buffers is not to be read.
+    void forget_buffers() {
+        for (size_t at = 0; kept_ && at < KEPT_BUFFERS; at++)
+            if (header_->kept[at].pid == uint32_t(this_process())) header_->kept[at].is_out = 0;
+    }
+    // In a fork, where CUPTI would continue to fill the buffers of this process's parent.
+    void leave_buffers() {
+        if (kept_) put_in_place(kept_, KEPT_BUFFERS * KEPT_BYTES, -1, 0);
+    }
     // The channel's first bytes, for tests of what a program may do to it.
     void *header() { return header_; }
     // Ends this process's records and releases the channel's memory. Records that are put later go to private
-    // memory.
-    void close() {
+    // memory. `are_buffers_out`: CUPTI still has some, so that a later recording cannot have them.
+    void close(bool are_buffers_out = false) {
         connection_.close();
         if (!header_) return;
+        if (InFlight *counted = in_flight_.exchange(nullptr)) counted->launches = 0, counted->warps = 0, counted->pid = 0;
+        leave_buffers();
+        if (are_buffers_out) kept_ = nullptr;
         put_in_place(header_, CHANNEL_HEADER_BYTES, -1, 0);
         put_in_place(ring_, 2 * ring_bytes_, -1, 0);
     }
@@ -192,7 +253,7 @@ class Channel {
         auto *header = static_cast<ChannelHeader *>(head);
         size_t bytes = header->ring_bytes;
         bool fits = header->magic == CHANNEL_MAGIC && bytes >= 65536 && (bytes & (bytes - 1)) == 0 &&
-                    size_t(status.st_size) == CHANNEL_HEADER_BYTES + bytes;
+                    size_t(status.st_size) == CHANNEL_HEADER_BYTES + bytes + KEPT_BUFFERS * KEPT_BYTES;
         if (header_) return map_again(file, static_cast<ChannelHeader *>(head), fits);
         // The ring is mapped twice in a row, so that no record is cut by the ring's end.
         void *both = fits ? mmap(nullptr, 2 * bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
@@ -210,6 +271,9 @@ class Channel {
         ring_ = static_cast<char *>(both);
         ring_bytes_ = bytes, key_ = header->key, wait_us_ = header->wait_us;
         header_ = header;
+        void *kept = mmap(nullptr, KEPT_BUFFERS * KEPT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file,
+                          off_t(CHANNEL_HEADER_BYTES + bytes));
+        kept_ = kept == MAP_FAILED ? nullptr : static_cast<uint8_t *>(kept);
         return true;
     }
     // A later channel is mapped over an earlier one, as a thread may still write there.
@@ -220,7 +284,8 @@ class Channel {
         munmap(header, CHANNEL_HEADER_BYTES);
         if (!fits || !put_in_place(header_, CHANNEL_HEADER_BYTES, file, 0) ||
             !put_in_place(ring_, ring_bytes_, file, CHANNEL_HEADER_BYTES) ||
-            !put_in_place(ring_ + ring_bytes_, ring_bytes_, file, CHANNEL_HEADER_BYTES))
+            !put_in_place(ring_ + ring_bytes_, ring_bytes_, file, CHANNEL_HEADER_BYTES) ||
+            (kept_ && !put_in_place(kept_, KEPT_BUFFERS * KEPT_BYTES, file, off_t(CHANNEL_HEADER_BYTES + ring_bytes_))))
             return false;
         key_ = key, wait_us_ = wait_us, stuck_at_ = ~uint64_t(0);
         return true;
@@ -256,6 +321,8 @@ class Channel {
     Connection connection_;
     ChannelHeader *header_ = nullptr;
     char *ring_ = nullptr;
+    uint8_t *kept_ = nullptr;
+    std::atomic<InFlight *> in_flight_{nullptr};
     uint64_t ring_bytes_ = 0, key_ = 0;
     uint32_t wait_us_ = 0;
     std::atomic<uint64_t> stuck_at_{~uint64_t(0)};

@@ -35,6 +35,7 @@ constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'0
 constexpr unsigned WAIT_AT_END_MS = Drain::WAIT_AT_END_MS;
 constexpr auto LOOK_FOR_QUIET = std::chrono::milliseconds(5);
 constexpr uint64_t WAIT_FOR_UNPATCHING_NS = 20'000'000;
+constexpr uint64_t WAIT_UNTIL_READ_NS = 50'000'000, WAITS_AT_FIRST_NS = 5'000'000;
 constexpr uint64_t REPORT_EVERY_NS = 1'000'000'000;
 // The warps for which a shared region has room before the needed number is known.
 constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
@@ -69,6 +70,7 @@ class Injection {
     bool start() {
         if (!channel_.open() || !driver().open()) return false;
         windows_.open();
+        channel_.begin_to_count();
         const char *patches = getenv("TRACEPIPE_GPU_PATCHES");
         std::ifstream file(patches ? patches : "", std::ios::binary);
         patches_.assign(std::istreambuf_iterator<char>(file), {});
@@ -153,9 +155,11 @@ class Injection {
     // some time after the subscription, must not run while the library's thread works.
     void be_first_at_exit() {
         static const pid_t process = getpid();
-        atexit([] {
+        auto finish = [] {
             if (getpid() == process) only_->finish();
-        });
+        };
+        atexit(finish);
+        at_quick_exit(finish);
     }
     static void called_back(void *self, Sanitizer_CallbackDomain domain, Sanitizer_CallbackId id, const void *data) {
         if (is_own_thread()) return;
@@ -189,6 +193,20 @@ class Injection {
         else if (is_entry && flags & CALL_ENDS_CONTEXT)
             drain_.finish(WAIT_AT_END_MS, false);
         if (is_in_driver && is_entry) enter_driver(flags, data);
+        if (!is_entry && flags & CALL_WAITS && !is_over_) wait_until_read(data.context);
+    }
+    // After the program has waited for its launches: they are in the file even if it ends now. All such waits take at
+    // most a fiftieth of the program's time, beyond the first ones.
+    void wait_until_read(CUcontext handle) {
+        auto context = drain_.find(handle);
+        uint64_t begun_ns = monotonic_ns(), now_ns = begun_ns;
+        if (!context || (waited_ns_ > WAITS_AT_FIRST_NS && waited_ns_ > (now_ns - started_ns_) / 50)) return;
+        for (; now_ns - begun_ns < WAIT_UNTIL_READ_NS && context->is_behind(); now_ns = monotonic_ns()) {
+            drain_.wake();
+            timespec pause{0, 20'000};
+            nanosleep(&pause, nullptr);
+        }
+        waited_ns_ += now_ns - begun_ns;
     }
     void enter_driver(uint16_t flags, const Sanitizer_CallbackData &data) {
         if (flags & CALL_BEGINS_CAPTURE) quiet_.captures.begin(stream_of(data));
@@ -360,6 +378,7 @@ class Injection {
         if (!launch->record.warps || !selection_.takes(function->kernel, launch->record.warps))
             return set(data, nullptr);
         begin(launch, data.hStream);
+        launch->begin(channel_, launch->record.warps);
         const void *region;
         if (function->module->launches_kernels) {
             Node node{launch->record, data.gridId, true, true};
@@ -372,7 +391,7 @@ class Injection {
             region = context->take(launch);
         }
         set(data, region);
-        if (!region) return lost(launch->record, LOST_NO_MEMORY);
+        if (!region) return lost(launch->record, LOST_NO_MEMORY), launch->sent(channel_);
         prepare(*context, *function->module, data.hStream);
         thread().made.push_back(launch);
         drain_.wake_if_idle();
@@ -445,6 +464,7 @@ class Injection {
         node.record.stream = uint64_t(data.launchData.apiStream);
         node.record.launched_by = BY_GRAPH;
         node.is_selected = is_next(*function, data.launchData) && selection_.takes(function->kernel, node.record.warps);
+        if (node.is_selected) launch.begin(channel_, node.record.warps);
         // A graph without recorded nodes needs no memory.
         if (node.is_selected && !std::exchange(current.has_graph_begun, true)) {
             begin(current.graph, data.launchData.hApiStream);
@@ -467,7 +487,7 @@ class Injection {
         }
         launch->record.warps = 0;
         for (const Node &node : launch->nodes) launch->record.warps += node.is_selected ? node.record.warps : 0;
-        if (!thread().graph_data) return lost(launch->record, LOST_NO_MEMORY);
+        if (!thread().graph_data) return lost(launch->record, LOST_NO_MEMORY), launch->sent(channel_);
         launch->is_closed.store(true, std::memory_order_release);
         drain_.wake_if_idle();
     }
@@ -571,6 +591,8 @@ class Injection {
     std::atomic<uint64_t> missed_{0};  // warps of modules that were loaded while another thread captured a stream
     std::atomic<bool> is_device_graph_reported_{false};
     uint64_t reported_ns_ = 0;
+    const uint64_t started_ns_ = monotonic_ns();
+    std::atomic<uint64_t> waited_ns_{0};  // until launches were read
     std::atomic<bool> is_hopeless_{false};
     std::atomic<uint64_t> hopeless_until_ns_{0};
 };

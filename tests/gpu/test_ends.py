@@ -1,0 +1,58 @@
+"""Programs that end in many ways: each launch is recorded or lost, and what had completed is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.bench import Bench
+from tests.support.program import PYTHONPATH
+
+pytestmark = pytest.mark.gpu
+
+ENDS = {
+    **{
+        number.name: number
+        for number in (
+            signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
+            signal.SIGBUS, signal.SIGFPE, signal.SIGILL,
+        )
+    },
+    "null": signal.SIGSEGV, "trap": signal.SIGILL, "stack": signal.SIGSEGV, "abort": signal.SIGABRT,
+    "terminate": signal.SIGABRT, "throw": signal.SIGABRT,
+    **dict.fromkeys(("_exit", "exit", "exit_in_thread", "quick_exit", "exec", "fork")),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def program(bench: Bench) -> Path:
+    return bench.built("ends")
+
+
+@pytest.mark.parametrize("engine", ["kernels", "warps"])
+@pytest.mark.parametrize("how", ENDS)
+def test_each_launch_is_recorded_or_counted(program: Path, tmp_path: Path, engine: str, how: str) -> None:
+    recording = tmp_path / "run.jsonl"
+    capture = [sys.executable, "-m", "tracepipe", "capture", "--gpu", engine, "-o", str(recording)]
+    if engine == "warps":
+        capture += ["--launches-per-kernel", "0"]
+    done = subprocess.run(
+        [*capture, "--", str(program), how],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )
+    number = ENDS[how]
+    assert done.returncode == (7 if number is None else 128 + number), done.stderr
+    footer = json.loads(recording.read_text().splitlines()[-1])
+    kept = footer["counts"]["gpu_kernel"]
+    assert (kept + footer["losses"].get("gpu_kernel", 0), kept >= 200) == (250, True), footer
+    if engine == "warps":
+        warps = footer["counts"]["gpu_warp"]
+        assert (warps + footer["losses"].get("gpu_warp", 0), warps >= 6400) == (6450, True), footer
