@@ -1,7 +1,8 @@
-"""Counted is what the kernel ran no program for: it runs none in an interrupt of another, or of perf."""
+"""What the kernel runs no program for is counted, as in an interrupt of another; and how many it runs."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,3 +51,30 @@ def test_wakeups_and_migrations_that_no_program_saw_are_counted_exactly(tmp_path
     events = sorted(trace.layer("scheduler"), key=lambda event: event["ts_ns"])
     assert len(events) > 1000
     assert trace.footer["losses"].get("scheduler", 0) == missing(events)
+
+
+SYNCS = """
+import os, sys
+file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+for _ in range(50):
+    os.write(file, b"x")
+    os.fsync(file)
+"""
+
+
+def test_one_program_is_for_all_interrupts_of_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts with several GPUs have tens of them, and the kernel runs 64 programs at a tracepoint."""
+    numbers: list[int] = []
+
+    def interrupts(_: str, table: str) -> list[int]:
+        numbers[:] = [int(number) for number in re.findall(r"^ *(\d+):", table, re.MULTILINE)]
+        return [*range(10**6, 10**6 + 100), *numbers]
+
+    monkeypatch.setattr("tracepipe.tracer.find.kernel.interrupts_of", interrupts)
+    command = [sys.executable, "-c", SYNCS, str(tmp_path / "synced")]
+    trace, _, _ = run(tmp_path, command, layers=("scheduler",))
+    seen = {event["args"]["irq"] for event in trace.layer("scheduler") if event["name"] == "gpu_complete"}
+    assert seen
+    assert seen <= set(numbers)

@@ -160,6 +160,7 @@ class Constant(IntEnum):
     BEGIN_AT = 17
     END_AT = 18
     CLOCK_AHEAD_NS = 19
+    PROBES = 20
 
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).

@@ -90,7 +90,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define COMM_HIGH CONFIG(7)
 #define NAMESPACE_DEV CONFIG(8) /* of the capture's pid namespace; inode 0: the initial one */
 #define NAMESPACE_INO CONFIG(9)
-#define PROBE CONFIG(10) /* the probe of a hook on a tracepoint, which has no cookie */
+#define PROBE CONFIG(10) /* the first probe of a hook on a tracepoint, which has no cookie */
 #define OWN_TGID CONFIG(11)
 #define TEXT_0 CONFIG(12) /* a text of that hook: enum text_form << 16 | offset of its field; 0: no text */
 #define TEXT_1 CONFIG(13)
@@ -100,6 +100,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define BEGIN_AT CONFIG(17) /* a window begins at the hit of this number of what begins windows */
 #define END_AT CONFIG(18)   /* and ends at the hit of this number of what ends them */
 #define CLOCK_AHEAD_NS CONFIG(19) /* the offset of the capture's time namespace to CLOCK_MONOTONIC */
+#define PROBES CONFIG(20) /* how many probes from PROBE on: a hit is of the first one whose condition it meets */
 
 #define HOLD_NS 100000000ull
 #define HOLD_UNSEEN_NS 10000000ull
@@ -828,7 +829,7 @@ int driver_return(struct pt_regs *ctx)
     return leave(ctx, &frame, id, tid, ids >> 32, served);
 }
 
-/* ── a tracepoint that a hook names: each has its own copy of this program ── */
+/* ── a tracepoint that a hook names: each hook of it has its own copy of this program ── */
 
 enum text_form { NO_TEXT, IN_FIELD, FROM_START, FROM_FIELD };
 
@@ -849,20 +850,26 @@ static inline u64 text_of(void *args, u64 where)
 
 int tracepoint_hit(void *args)
 {
-    u32 id = (u32)PROBE;
+    u32 id = 0, number = 0;
     u64 ids = bpf_get_current_pid_tgid();
-    struct spec *spec = bpf_map_lookup_elem_(SPECS, &id);
-    if (!spec || !window())
+    struct spec *spec = 0;
+    if (!window())
+        return 0;
+    u64 a[4] = {FIELD(u64, 32), FIELD(u64, 33), FIELD(u64, 34), FIELD(u64, 35)};
+    for (; number < PROBES; number++) {
+        id = (u32)PROBE + number;
+        spec = bpf_map_lookup_elem_(SPECS, &id);
+        if (!spec)
+            return 0;
+        u32 at = spec->condition_at;
+        if (!spec->condition || is_met(spec, at == 1 ? a[0] : at == 2 ? a[1] : at == 3 ? a[2] : a[3]))
+            break;
+    }
+    if (!spec || number == PROBES)
         return 0;
     int everywhere = spec->flags & EVERYWHERE;
     if (everywhere ? is_stopped() : !current_thread(ids))
         return 0;
-    u64 a[4] = {FIELD(u64, 32), FIELD(u64, 33), FIELD(u64, 34), FIELD(u64, 35)};
-    if (spec->condition) {
-        u32 at = spec->condition_at;
-        if (!is_met(spec, at == 1 ? a[0] : at == 2 ? a[1] : at == 3 ? a[2] : a[3]))
-            return 0;
-    }
     if (SAMPLE > 1) {
         u64 *hits = bpf_map_lookup_elem_(SAMPLED, &id);
         if (hits && (*hits)++ % SAMPLE) {

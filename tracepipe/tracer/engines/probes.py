@@ -38,6 +38,8 @@ import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,6 +104,7 @@ _EXIT = {"process_exit": "sched/sched_process_exit"}
 _NO_FIELD: Field = (8, 1)  # a byte that every tracepoint's record has: 0 to 8 is not for programs
 TEXTS = (Constant.TEXT_0, Constant.TEXT_1, Constant.TEXT_2, Constant.TEXT_3)
 """Constants of a hooked tracepoint's own copy."""
+_ALIKE_MOST = 64  # probes of a program, which looks at one after the other
 
 # The kernel's errors for a function that cannot be probed: blacklisted, ambiguous name, or removed.
 _UNPROBEABLE = {errno.EINVAL, errno.ENOENT, errno.EADDRNOTAVAIL, errno.EILSEQ, ENOTSUPP}
@@ -466,18 +469,34 @@ class Probing:
         return made
 
     def _hooked_points(self, folder: Path) -> list[_Point]:
+        """The tracepoints of hooks. Probes that differ in the number that they compare, such as those of the
+        interrupts of a device, share a program, as the kernel runs 64 at a tracepoint, of all tools together.
+        """
+        hooked = [one for one in enumerate(self._plan.probes) if isinstance(one[1].place, TracepointPlace)]
         made = []
-        for index, probe in enumerate(self._plan.probes):
-            if isinstance(probe.place, TracepointPlace):
+        for (_, point), found in groupby(hooked, key=_shared_program):
+            alike = list(found)
+            for first in range(0, len(alike), _ALIKE_MOST):
+                index, probe = alike[first]
                 arguments = probe.signature.arguments
                 given = [_NO_FIELD if a.kind == "str" else (a.position, a.bits // 8) for a in arguments]
                 fields = dict(zip(HOOK_FIELDS, given + [_NO_FIELD] * len(HOOK_FIELDS), strict=False))
                 texts = [text_field(argument) for argument in arguments if argument.kind == "str"]
                 own: dict[int, int] = {Constant.PROBE: index, **dict(zip(TEXTS, texts, strict=False))}
+                own[Constant.PROBES] = len(alike[first : first + _ALIKE_MOST])
                 code = self._code("tracepoint_hit", fields, own)
-                identifier = tracepoint_id(folder, probe.place.point)
-                made.append(_Point("tracepoint_hit", code, identifier, probe.layer))
+                made.append(_Point("tracepoint_hit", code, tracepoint_id(folder, point), probe.layer))
         return made
+
+
+def _shared_program(one: tuple[int, Probe]) -> tuple[object, str]:
+    """Equal for probes of a tracepoint of which a hit is at most of one. With the tracepoint."""
+    index, probe = one
+    assert isinstance(probe.place, TracepointPlace)
+    condition, point = probe.hook.condition, probe.place.point
+    if condition is None or condition.operator != "==":
+        return index, point
+    return replace(probe.hook, condition=replace(condition, value=0)), point
 
 
 def _close_all(waiting: list[int]) -> None:
@@ -544,6 +563,7 @@ class ProbeAttachment(Attachment):
             Constant.NAMESPACE_INO: inode,
             Constant.PROBE: 0,
             Constant.OWN_TGID: os.getpid(),
+            Constant.PROBES: 1,
             **dict.fromkeys(TEXTS, 0),
             Constant.MAY_SLEEP: 0,
             Constant.BEGIN_AT: plan.windows.begin_at if plan.windows else 0,
