@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 
 from tests.support import nsys_export
 from tests.support.recordings import Load, loader, span, write
-from tracepipe.analyses.cuda_calls import outermost_named
 from tracepipe.analyses.dependencies import (
     NOTHING,
     POLLS,
@@ -24,13 +22,13 @@ from tracepipe.analyses.dependencies import (
     WAITS_EVENT,
     WAITS_STREAM,
     Dependencies,
+    acting_calls,
     dependencies_of,
     hand_overs,
 )
 from tracepipe.analyses.gpu_work import gpu_work
 from tracepipe.event.columns import NONE
 from tracepipe.store.run import Run, load_run
-from tracepipe.store.schema import SPAN
 
 # A call, its stream, its event, and what is to be found: the kind, the stream, the call that recorded.
 PROGRAM: list[tuple[str, int | None, int | None, tuple[int, int, int]]] = [
@@ -142,9 +140,7 @@ def pytorch(folder: Path) -> Run:
 
 
 def found(run: Run) -> Dependencies:
-    calls = run.layer("userspace")
-    rows = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN))
-    return dependencies_of(run, gpu_work(run), rows[np.argsort(calls.start_ns[rows], kind="stable")])
+    return dependencies_of(run, gpu_work(run), acting_calls(run))
 
 
 def columns(found: Dependencies) -> list[tuple[int, ...]]:
@@ -254,13 +250,18 @@ def test_waits_whose_event_was_not_recorded_are_counted(load: Load) -> None:
         assert found(load(*calls_of(*before, wait))).missing == missing
 
 
-def test_of_a_call_that_does_several_things_the_first_counts(load: Load) -> None:
-    record, wait = ("cudaEventRecord", {"stream": 7, "event": 5}), ("cudaStreamWaitEvent", {"event": 5})
+def test_calls_inside_those_of_other_libraries_count(load: Load) -> None:
+    record, wait = (
+        ("cudaEventRecord", {"stream": 7, "event": 5}),
+        ("cudaStreamWaitEvent", {"event": 5, "stream": 8}),
+    )
     inside = [call | {"dur_ns": 10} for call in calls_of(record, wait)]
-    run = load(span(1, 900, "ncclAllReduce"), *inside)
-    assert (found(run).what.tolist(), found(run).missing) == ([RECORDS], 1)
-    rows = outermost_named(run, re.compile(r"cuda\w+"))
-    assert dependencies_of(run, gpu_work(run), rows).record.tolist() == [NONE, 0]
+    driver = span(103, 105, "cuStreamWaitEvent")
+    run = load(span(1, 900, "ncclAllReduce"), *inside, driver, span(950, 960, "ncclGroupEnd"))
+    assert (found(run).what.tolist(), found(run).record.tolist()) == ([1, 2, 0], [NONE, 0, NONE])
+    # As one call, it does several things, of which the first counts.
+    dependencies = dependencies_of(run, gpu_work(run), np.array([0]))
+    assert (dependencies.what.tolist(), dependencies.missing) == ([RECORDS], 2)
 
 
 def two_streams(seed: int, *, waits: bool, calls: bool) -> tuple[list[dict[str, Any]], set[tuple[int, int]]]:

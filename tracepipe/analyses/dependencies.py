@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.analyses.cuda_calls import rows_named, values_by_names
-from tracepipe.analyses.gpu_work import Work, shapes_of, streams_of
+from tracepipe.analyses.cuda_calls import outermost_named, rows_named, values_by_names
+from tracepipe.analyses.gpu_work import Work, outermost_rows, shapes_of, streams_of
 from tracepipe.analyses.steps import step_of_work, steps_of
 from tracepipe.event.columns import NONE, AnyArray, Bools, Floats, Int64s, Ints, distinct
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows, run_starts, sorted_runs
@@ -26,6 +26,7 @@ from tracepipe.store.schema import NO_BEGIN, SPAN
 
 NOTHING, RECORDS, STREAM_WAITS, WAITS_DEVICE, WAITS_STREAM, WAITS_EVENT, POLLS = range(7)
 """The kinds of calls."""
+_DEVICE: Final = re.compile(r"(cuda|cu|hip)[A-Z]\w*")
 # The groups are the kinds, in order.
 _CALLS: Final = re.compile(
     r"(?:cuda|cu|hip)(?:(EventRecord(?:WithFlags)?)|(StreamWaitEvent)|((?:Device|Thread|Ctx)Synchronize)"
@@ -76,15 +77,27 @@ class Dependencies:
     missing: int
 
 
+def acting_calls(run: Run) -> Int64s:
+    """The rows of the calls that act one after the other, by start: the outermost calls. A call of another
+    library counts as the calls of CUDA inside it, as ncclAllReduce waits for events, launches and records.
+    Shape `(calls,)`.
+    """
+    calls = run.layer("userspace")
+    of_device = outermost_named(run, _DEVICE)
+    outermost = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN))
+    alone = outermost[~np.isin(outermost, outermost_rows(run, of_device))]
+    return np.sort(np.concatenate([alone, of_device[calls.kind[of_device] == SPAN]]))
+
+
 def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
-    """Find what some calls wait for. `rows` are rows of the layer `userspace`, in the order of their starts.
-    A call inside one of them, as the driver's in the runtime's, counts as that one.
+    """Find what some calls wait for. `rows` are rows of calls by start, such as those of `acting_calls`. A
+    call inside one of them, as the driver's in the runtime's, counts as that one.
     """
     calls = run.layer("userspace")
     of, kinds = values_by_names(run, "userspace", _kind_of)
     kind_of = np.array([kind or NOTHING for kind in kinds], np.int8)[of]
     inner = np.flatnonzero((kind_of[calls.shape] != NOTHING) & (calls.kind != NO_BEGIN))
-    at = _given_around(calls.parent, rows, inner)
+    at = given_around(run, rows, inner)
     inner, at = inner[at != NONE], at[at != NONE]
     what = np.zeros(len(rows), np.int8)
     # The outermost call comes first, so it is the last that is written.
@@ -129,6 +142,20 @@ def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
     if missing or not (kind == STREAM_WAITS).any():
         _infer(run, work, rows, what, inferred)
     return Dependencies(what, streams, recorded, inferred, missing)
+
+
+def given_around(run: Run, rows: Int64s, inner: Ints) -> Int64s:
+    """The index of the one of `rows` that is a call, or is around it; NONE where none is, and for NONE. Shape
+    `(inner,)`.
+    """
+    parent = run.layer("userspace").parent
+    place = np.full(len(parent) + 1, NONE, np.int64)
+    place[rows] = np.arange(len(rows))
+    around, at = inner.astype(np.int64), place[inner]
+    while len(outside := np.flatnonzero((at == NONE) & (around != NONE))):
+        around[outside] = parent[around[outside]]
+        at[outside] = place[around[outside]]
+    return at
 
 
 def hand_overs(run: Run, rows: Int64s) -> Int64s:
@@ -196,17 +223,6 @@ def _number(value: object) -> int:
         except ValueError:
             return NONE
     return value if type(value) is int and 0 <= value <= _INT64_MAX and value != _UNKNOWN else NONE
-
-
-def _given_around(parent: Ints, rows: Int64s, inner: Ints) -> Int64s:
-    """The index of the given row that is a call or around it, NONE where there is none."""
-    place = np.full(len(parent) + 1, NONE, np.int64)
-    place[rows] = np.arange(len(rows))
-    around, at = inner.astype(np.int64), place[inner]
-    while len(outside := np.flatnonzero((at == NONE) & (around != NONE))):
-        around[outside] = parent[around[outside]]
-        at[outside] = place[around[outside]]
-    return at
 
 
 def _last_before(counts: Bools, *keys: AnyArray) -> Int64s:
@@ -294,7 +310,7 @@ def _infer(run: Run, work: Work, rows: Int64s, what: Ints, inferred: Int64s) -> 
     gpu = np.repeat(work.gpus, np.diff(work.bounds))
     own = np.flatnonzero((work.call != NONE) & (step != NONE) & (streams != NONE))
     own = own[np.lexsort((work.start_ns[own], streams[own], gpu[own]))]
-    call = _given_around(run.layer("userspace").parent, rows, work.call[own])
+    call = given_around(run, rows, work.call[own])
     own, call = own[call != NONE], call[call != NONE]
     queue, _ = number_rows(gpu[own], streams[own])
     if not queue.any():
