@@ -24,9 +24,9 @@ from tracepipe.analyses.dependencies import (
     Dependencies,
     acting_calls,
     dependencies_of,
-    hand_overs,
 )
 from tracepipe.analyses.gpu_work import gpu_work
+from tracepipe.analyses.program import WAIT, program_of
 from tracepipe.event.columns import NONE
 from tracepipe.store.run import Run, load_run
 
@@ -280,7 +280,7 @@ def two_streams(seed: int, *, waits: bool, calls: bool) -> tuple[list[dict[str, 
     def launch(stream: int, ns: int, after: int = 0) -> int:
         nonlocal launches
         launches += 1
-        start = max(now + source.randrange(4_000, 9_000), until[stream] + 1_000, after and after + 3_000)
+        start = max(now + source.randrange(4_000, 24_000), until[stream] + 1_000, after and after + 3_000)
         call("cudaLaunchKernel", 3_000, launch=launches)
         on_gpu = {"gpu": 0, "stream": stream, "launch": launches}
         records.append(span(start, start + ns, f"on {stream}", "gpu_kernel", **on_gpu))
@@ -306,10 +306,11 @@ def two_streams(seed: int, *, waits: bool, calls: bool) -> tuple[list[dict[str, 
 
 def inferred(run: Run) -> set[tuple[int, int]]:
     """The launches whose work is awaited, with those whose work waits."""
-    dependencies, launches = found(run), run.layer("userspace").launch
+    program, launches = program_of(run), run.layer("gpu_kernel").launch
     assert launches is not None
-    late = np.flatnonzero(dependencies.inferred != NONE)
-    return set(zip(launches[dependencies.inferred[late]].tolist(), launches[late].tolist(), strict=True))
+    pairs = program.after[program.what[program.after[:, 0]] != WAIT]
+    after, before = launches[gpu_work(run).row[program.work[pairs]]].T.tolist()
+    return set(zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("calls", [False, True], ids=["launches alone", "calls without arguments"])
@@ -328,35 +329,3 @@ def test_two_steps_prove_nothing(load: Load) -> None:
         end = next(record["ts_ns"] for record in records if record["name"] == f"step {steps}")
         run = load(*(record for record in records if record["ts_ns"] < end))
         assert inferred(run) == (set() if steps == 2 else {pair for pair in pairs if max(pair) <= 3 * 14})
-
-
-def futex(
-    tid: int, start: int, end: int, operation: str, result: int = 0, **fields: Any
-) -> list[dict[str, Any]]:
-    args = {"address": 0x7000, "op": operation, **fields}
-    both = {"type": "syscall", "name": "futex", "pid": 1, "tid": tid}
-    return [
-        {"ts_ns": start, "phase": "B", **both, "args": args},
-        {"ts_ns": end, "phase": "E", **both, "args": {"result": result}},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("wake", "wanted"),
-    [
-        (futex(1, 390, 395, "WAKE", 1), 1),
-        (futex(1, 390, 395, "WAKE"), NONE),  # nobody
-        (futex(1, 390, 395, "WAKE_BITSET", 1), 1),
-        (futex(1, 150, 160, "WAKE", 1), NONE),  # before it slept
-        (futex(1, 390, 395, "WAKE", 1, address=0x7008), NONE),
-        (futex(3, 390, 395, "WAKE", 1), NONE),  # a thread without calls
-    ],
-)
-def test_the_thread_that_woke_another_handed_over_to_it(
-    load: Load, wake: list[dict[str, Any]], wanted: int
-) -> None:
-    calls = [span(at, at + 20, "cudaMalloc", tid=tid) for at, tid in ((100, 2), (300, 1), (396, 1))]
-    calls += [span(at, at + 20, "cudaMalloc", tid=2) for at in (450, 500)]
-    records = sorted([*futex(2, 200, 400, "WAIT_BITSET"), *wake, *calls], key=lambda record: record["ts_ns"])
-    run = load(*records)
-    assert hand_overs(run, np.arange(5)).tolist() == [NONE, NONE, NONE, wanted, NONE]

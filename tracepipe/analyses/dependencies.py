@@ -16,11 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.analyses.cuda_calls import outermost_named, rows_named, values_by_names
-from tracepipe.analyses.gpu_work import Work, outermost_rows, shapes_of, streams_of
-from tracepipe.analyses.steps import step_of_work, steps_of
-from tracepipe.event.columns import NONE, AnyArray, Bools, Floats, Int64s, Ints, distinct
-from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows, run_starts, sorted_runs
+from tracepipe.analyses.cuda_calls import outermost_named, values_by_names
+from tracepipe.analyses.gpu_work import Work, outermost_rows, streams_of
+from tracepipe.event.columns import NONE, AnyArray, Bools, Int64s, Ints, distinct
+from tracepipe.event.groups import run_starts, sorted_runs
 from tracepipe.store.run import Run
 from tracepipe.store.schema import NO_BEGIN, SPAN
 
@@ -42,10 +41,6 @@ _NOT_READY: Final = 600
 # CUPTI's number of no stream and no event, and the largest number of a column.
 _UNKNOWN, _INT64_MAX = (1 << 32) - 1, (1 << 63) - 1
 _DIGITS_MOST: Final = 32
-_NEVER: Final = -(1 << 62)
-# Work that begins this much later than its launch and its stream allow waits for something else: for the end
-# of other work, if it begins this soon after it in so many steps. Clocks may be wrong by a little.
-_LATE_NS, _SOON_NS, _CLOCK_NS, _STEPS_LEAST = 5_000, 15_000, 1_000, 3
 _STATED: Final = ("stream", "event", "context", "correlation")
 # PyTorch states them on rows of the GPU, for the call with the same correlation. Of an event, it states which
 # call recorded it on which stream.
@@ -65,15 +60,11 @@ class Dependencies:
     Queries that are repeated until one succeeds are a wait: the last one waits, for an event or a stream, and
     those before it are POLLS. Other queries are NOTHING. `missing` counts the waits whose stream or event the
     recording does not state.
-
-    If it misses some, or no stream waits, `inferred` has what the times show: the index of the call after
-    whose work that of a call begins, NONE where they show nothing.
     """
 
     what: Ints
     stream: Int64s
     record: Int64s
-    inferred: Int64s
     missing: int
 
 
@@ -138,10 +129,7 @@ def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
     streams, recorded = (np.full(len(rows), NONE, np.int64) for _ in range(2))
     streams[found] = _numbers_of(run, work, own, stream)
     recorded[found] = np.append(found, NONE)[record]
-    inferred = np.full(len(rows), NONE, np.int64)
-    if missing or not (kind == STREAM_WAITS).any():
-        _infer(run, work, rows, what, inferred)
-    return Dependencies(what, streams, recorded, inferred, missing)
+    return Dependencies(what, streams, recorded, missing)
 
 
 def given_around(run: Run, rows: Int64s, inner: Ints) -> Int64s:
@@ -156,34 +144,6 @@ def given_around(run: Run, rows: Int64s, inner: Ints) -> Int64s:
         around[outside] = parent[around[outside]]
         at[outside] = place[around[outside]]
     return at
-
-
-def hand_overs(run: Run, rows: Int64s) -> Int64s:
-    """For calls before which their thread slept in a futex, the last call, before that, of the thread that
-    woke it. `rows` are as in `dependencies_of`; the calls found are indices of them, NONE for other calls.
-    Shape `(calls,)`.
-    """
-    calls, syscalls, threads = run.layer("userspace"), run.layer("syscall"), run.shapes.threads[0]
-    futex = rows_named(run, "syscall", "futex".__eq__)
-    begins, shape = syscalls.args[futex], syscalls.shape[futex]
-    operation = np.array(run.args.values(begins, lambda args: str(args.get("op")).partition("_")[0]))
-    woken, is_known = run.args.result(begins, syscalls.end_args[futex])
-    waits = np.flatnonzero((operation == "WAIT") & (syscalls.kind[futex] == SPAN))
-    wakes = np.flatnonzero((operation == "WAKE") & is_known & (woken > 0))
-    lock, _ = number_rows(run.shapes.column("pid", shape), *_numbers(run, begins, ("address",)))
-    thread, start_ns, end_ns = threads[shape], syscalls.start_ns[futex], syscalls.end_ns[futex]
-    by = RowsByNumber(lock[wakes], wakes).last_before(start_ns, lock[waits], end_ns[waits], "right")
-    is_woken = (by != NONE) & (start_ns[by] >= start_ns[waits]) & (thread[by] != thread[waits])
-    caller, called_ns = threads[calls.shape[rows]], calls.start_ns[rows]
-    of_thread = RowsByNumber(caller)
-    before = of_thread.last_before(called_ns, caller, called_ns, "left")
-    slept = RowsByNumber(thread[waits]).last_before(end_ns[waits], caller, called_ns, "right")
-    own = np.flatnonzero(slept != NONE)
-    own = own[is_woken[slept[own]] & (end_ns[waits[slept[own]]] > np.append(called_ns, _NEVER)[before[own]])]
-    by = by[slept[own]]
-    found = np.full(len(rows), NONE, np.int64)
-    found[own] = of_thread.last_before(called_ns, thread[by], start_ns[by], "right")
-    return found
 
 
 def _kind_of(name: str) -> int | None:
@@ -296,81 +256,3 @@ def _numbers_of(run: Run, work: Work, rows: Int64s, stated: Int64s) -> Int64s:
     answer[order] = np.append(number, NONE)[at]
     found[unknown] = answer[len(launching) :]
     return found
-
-
-def _infer(run: Run, work: Work, rows: Int64s, what: Ints, inferred: Int64s) -> None:
-    """Find the calls whose work waits for work on other streams, by its times in the steps.
-
-    Work is late if neither its launch nor its stream explains when it begins. It waits for other work if it
-    begins soon after its end in most of the steps in which it is late, never begins before it, and keeps the
-    distance to it better than that to its own launch. Between the launches, there are calls for it, if any
-    were recorded.
-    """
-    step, streams, shape = step_of_work(run, steps_of(run), work), streams_of(run, work), shapes_of(run, work)
-    gpu = np.repeat(work.gpus, np.diff(work.bounds))
-    own = np.flatnonzero((work.call != NONE) & (step != NONE) & (streams != NONE))
-    own = own[np.lexsort((work.start_ns[own], streams[own], gpu[own]))]
-    call = given_around(run, rows, work.call[own])
-    own, call = own[call != NONE], call[call != NONE]
-    queue, _ = number_rows(gpu[own], streams[own])
-    if not queue.any():
-        return
-    # From here on, columns have the shape `(own,)`.
-    start_ns, end_ns, step = work.start_ns[own], work.end_ns[own], step[own]
-    called_ns = run.layer("userspace").start_ns[rows[call]]
-    before_ns, before = np.full(len(own), _NEVER), np.full(len(own), NONE, np.int64)
-    for _, places in RowsByNumber(queue):
-        before_ns[places[1:]] = np.maximum.accumulate(end_ns[places])[:-1]
-        before[places[1:]] = call[places[:-1]]
-    latency_ns = int(np.median((start_ns - called_ns)[before_ns <= called_ns]))
-    expected_ns = np.maximum(called_ns + latency_ns, before_ns)
-    is_late = start_ns - expected_ns > _LATE_NS
-    last = np.full(len(own), NONE, np.int64)
-    for _, places in RowsByNumber(gpu[own]):
-        by_end = places[np.argsort(end_ns[places], kind="stable")]
-        some = places[is_late[places]]
-        at = np.searchsorted(end_ns[by_end], start_ns[some] + _CLOCK_NS, "right") - 1
-        last[some] = np.append(by_end, NONE)[at]
-    late = np.flatnonzero(last != NONE)
-    ended = last[late]
-    fits = (
-        (queue[ended] != queue[late])
-        & (start_ns[late] - end_ns[ended] <= _SOON_NS)
-        & (call[ended] < call[late])
-    )
-    for one, since in ((STREAM_WAITS, before[late]), (RECORDS, call[ended])):
-        so_far = np.append(np.cumsum(what == one), 0)
-        if so_far.any():
-            fits &= so_far[call[late]] > so_far[since]
-    late, ended = late[fits], ended[fits]
-    # Works of different steps are of one kind if they have the same place among those of their shape.
-    kind, _ = number_rows(shape[own], count_earlier(step, shape[own]))
-    pattern, first = number_rows(kind[late], kind[ended], step[late] - step[ended])
-    times = np.bincount(pattern)
-    all_late = np.bincount(kind[is_late], minlength=len(own))[kind[late[first]]]
-    holds = (times >= _STEPS_LEAST) & (2 * times > all_late)
-    of_end, of_launch = start_ns[late] - end_ns[ended], (start_ns - expected_ns)[late]
-    holds &= _spread(pattern, of_end) < _spread(pattern, of_launch)
-    late, ended = late[first[holds]], ended[first[holds]]
-    # The kind of work for which each kind waits, and how many steps earlier that is.
-    other, earlier = np.full(len(own), NONE, np.int64), np.zeros(len(own), np.int64)
-    other[kind[late]], earlier[kind[late]] = kind[ended], step[late] - step[ended]
-    waits = np.flatnonzero(other[kind] != NONE)
-    steps = int(step.max()) + 1
-    codes = kind.astype(np.int64) * steps + step
-    by_code = np.argsort(codes, kind="stable")
-    wanted = other[kind[waits]] * steps + step[waits] - earlier[kind[waits]]
-    ended = by_code[np.minimum(np.searchsorted(codes[by_code], wanted), len(own) - 1)]
-    is_there = (codes[ended] == wanted) & (step[waits] >= earlier[kind[waits]])
-    waits, ended = waits[is_there], ended[is_there]
-    is_violated = start_ns[waits] < end_ns[ended] - _CLOCK_NS
-    holds = ~np.isin(kind[waits], kind[waits[is_violated]])
-    inferred[call[waits[holds]]] = call[ended[holds]]
-
-
-def _spread(numbers: Ints, values: Int64s) -> Floats:
-    """The variance of the values of each number. Shape `(numbers,)`."""
-    count = np.bincount(numbers)
-    mean = np.bincount(numbers, values) / count
-    variance: Floats = np.bincount(numbers, (values - mean[numbers]) ** 2) / count
-    return variance

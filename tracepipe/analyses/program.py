@@ -23,7 +23,9 @@ from tracepipe.analyses.dependencies import (
     WAITS_EVENT,
     WAITS_STREAM,
     Dependencies,
+    acting_calls,
     dependencies_of,
+    given_around,
 )
 from tracepipe.analyses.gpu_work import (
     COMPUTE,
@@ -32,7 +34,6 @@ from tracepipe.analyses.gpu_work import (
     delays_of,
     gpu_work,
     kinds_of,
-    outermost_rows,
     shapes_of,
     streams_of,
 )
@@ -41,7 +42,6 @@ from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows, run_starts
 from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
-from tracepipe.store.schema import SPAN
 
 WAIT: Final = 3
 """What a row is: COMPUTE, COMMUNICATION, COPIES, or a call that waits."""
@@ -109,25 +109,21 @@ class Program:
 def program_of(run: Run) -> Program:
     """The program of a recording, in the steps of `steps_of`."""
     work, steps = gpu_work(run), steps_of(run)
-    tops = outermost_rows(run, work.call)
     lengths_ns = work.end_ns - work.start_ns
-    if 2 * int(lengths_ns[tops != NONE].sum()) < int(lengths_ns.sum()):
+    if 2 * int(lengths_ns[work.call != NONE].sum()) < int(lengths_ns.sum()):
         return _of_work_alone(run, work, steps)
-    return _of_calls(run, work, steps, tops)
+    return _of_calls(run, work, steps)
 
 
-def _of_calls(run: Run, work: Work, steps: Steps, tops: Int64s) -> Program:
-    """The program of a recording with the calls that launched the work, which are at the rows `tops`."""
+def _of_calls(run: Run, work: Work, steps: Steps) -> Program:
+    """The program of a recording with the calls that launched the work."""
     calls, threads = run.layer("userspace"), run.shapes.threads[0]
-    rows = np.flatnonzero((calls.parent == NONE) & (calls.kind == SPAN))
+    rows = acting_calls(run)
     # Other threads, such as watchdogs and those that load data, ask nothing of the GPU.
-    asking = np.append(threads[calls.shape[tops[tops != NONE]]], steps.thread)
+    asking = np.append(threads[calls.shape[work.call[work.call != NONE]]], steps.thread)
     rows = rows[np.isin(threads[calls.shape[rows]], asking)]
-    rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
     starts_ns, ends_ns = calls.start_ns[rows], calls.end_ns[rows]
-    place = np.full(len(calls) + 1, NONE, np.int64)
-    place[rows] = np.arange(len(rows))
-    call_of_work = place[tops]
+    call_of_work = given_around(run, rows, work.call)
     found = dependencies_of(run, work, rows)
     asked = np.flatnonzero(call_of_work != NONE)
     # The host waits for a copy that has ended when its call returns.
@@ -340,6 +336,12 @@ def _inferred(program: Program) -> tuple[Int64s, Int64s]:
             _, in_a, in_b = np.intersect1d(step[a], step[b], return_indices=True)
             a, b = a[in_a], b[in_b]
             since_ns, lag_ns, near_ns = starts_ns[a] - ends_ns[b], 0, float(_EARLY_NS)
+            # It is so in most of the steps in which the work is late, and follows the other work more closely
+            # than its own launch.
+            near = is_waiting[a] & (at[a] == b) if for_room else is_late[a] & (since_ns < _TIGHT_NS)
+            late_ns = starts_ns[a] - ready_ns[a]
+            if 2 * near.sum() <= is_late[a].sum() or since_ns[near].var() >= late_ns[near].var():
+                continue
             if for_room:
                 # What comes first has the room.
                 first = starts_ns[b] < starts_ns[a]
