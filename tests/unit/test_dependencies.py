@@ -264,7 +264,9 @@ def test_calls_inside_those_of_other_libraries_count(load: Load) -> None:
     assert (dependencies.what.tolist(), dependencies.missing) == ([RECORDS], 2)
 
 
-def two_streams(seed: int, *, waits: bool, calls: bool) -> tuple[list[dict[str, Any]], set[tuple[int, int]]]:
+def two_streams(
+    seed: int, *, waits: bool, calls: bool = True, stated: bool = False
+) -> tuple[list[dict[str, Any]], set[tuple[int, int]]]:
     """Steps in which communication on a second stream waits for the last work before it, or for nothing; and
     the launches whose work is awaited, with those whose work waits.
     """
@@ -294,8 +296,8 @@ def two_streams(seed: int, *, waits: bool, calls: bool) -> tuple[list[dict[str, 
             before = launch(7, source.randrange(10_000, 30_000))
             if at in (3, 7):
                 ended = until[7]
-                call("cudaEventRecord", 800)
-                call("cudaStreamWaitEvent", 800)
+                call("cudaEventRecord", 800, args={"event": 1, "stream": 7} if stated else {})
+                call("cudaStreamWaitEvent", 800, args={"event": 1, "stream": 13} if stated else {})
                 now += source.randrange(1_000, 3_000)
                 after = launch(13, source.randrange(10_000, 40_000), ended if waits else 0)
                 pairs |= {(before, after)} if waits else set()
@@ -304,7 +306,7 @@ def two_streams(seed: int, *, waits: bool, calls: bool) -> tuple[list[dict[str, 
     return sorted(records, key=lambda record: record["ts_ns"]), pairs
 
 
-def inferred(run: Run) -> set[tuple[int, int]]:
+def awaited(run: Run) -> set[tuple[int, int]]:
     """The launches whose work is awaited, with those whose work waits."""
     program, launches = program_of(run), run.layer("gpu_kernel").launch
     assert launches is not None
@@ -319,13 +321,21 @@ def test_what_is_not_stated_is_inferred_from_many_steps(load: Load, waits: bool,
     for seed in range(3):
         records, pairs = two_streams(seed, waits=waits, calls=calls)
         run = load(*records)
-        assert inferred(run) == pairs
+        assert awaited(run) == pairs
         assert found(run).missing == (40 if calls else 0)
 
 
+def test_what_is_stated_needs_no_proof(load: Load) -> None:
+    records, pairs = two_streams(4, waits=True, stated=True)
+    end = next(record["ts_ns"] for record in records if record["name"] == "step 1")
+    run = load(*(record for record in records if record["ts_ns"] < end))
+    assert awaited(run) == {pair for pair in pairs if max(pair) <= 14}
+    assert found(run).missing == 0
+
+
 def test_two_steps_prove_nothing(load: Load) -> None:
-    records, pairs = two_streams(1, waits=True, calls=True)
+    records, pairs = two_streams(1, waits=True)
     for steps in (2, 3):
         end = next(record["ts_ns"] for record in records if record["name"] == f"step {steps}")
         run = load(*(record for record in records if record["ts_ns"] < end))
-        assert inferred(run) == (set() if steps == 2 else {pair for pair in pairs if max(pair) <= 3 * 14})
+        assert awaited(run) == (set() if steps == 2 else {pair for pair in pairs if max(pair) <= 3 * 14})
