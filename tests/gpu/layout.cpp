@@ -1,8 +1,8 @@
-// The host's side of the records' layout and of the device ring, for tests in Python to call.
+// The host's side of the records' layout and of the device memory, for tests in Python to call.
 #include <cstddef>
 
 #include "clock_rounds.h"
-#include "device_ring.h"
+#include "device_memory.h"
 #include "warp_record.h"
 
 using namespace tracepipe;
@@ -34,10 +34,10 @@ bool pair_of(const ClockRound *rounds, uint64_t count, uint64_t *pair) {
     return is_made;
 }
 
-void *ring_make(uint64_t bytes) { return new DeviceRing(bytes); }
-uint64_t ring_take(void *ring, uint64_t bytes, uint64_t *end) {
-    return static_cast<DeviceRing *>(ring)->take(bytes, *end);
+void *memory_make(uint64_t bytes) { return new DeviceMemory(bytes); }
+uint64_t memory_take(void *memory, uint64_t bytes) { return static_cast<DeviceMemory *>(memory)->take(bytes, true); }
+void memory_give_back(void *memory, uint64_t at, uint64_t bytes) {
+    static_cast<DeviceMemory *>(memory)->give_back(at, bytes);
 }
-void ring_give_back(void *ring, uint64_t end) { static_cast<DeviceRing *>(ring)->give_back(end); }
-void ring_free(void *ring) { delete static_cast<DeviceRing *>(ring); }
+void memory_free(void *memory) { delete static_cast<DeviceMemory *>(memory); }
 }

@@ -210,7 +210,7 @@ def test_both_sides_have_the_same_kinds_losses_and_columns() -> None:
 
 @pytest.fixture(scope="module")
 def layout(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The host's side of native/warp_record.h and native/device_ring.h, as functions."""
+    """The host's side of native/warp_record.h and native/device_memory.h, as functions."""
     library = tmp_path_factory.mktemp("layout") / "layout.so"
     source = ROOT / "tests/gpu/layout.cpp"
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}"]
@@ -223,9 +223,9 @@ def layout(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> ctypes
         function.argtypes, function.restype = [U64] * count, U64
     made.pair_of.argtypes = [ctypes.POINTER(U64), U64, ctypes.POINTER(U64)]
     made.pair_of.restype = ctypes.c_bool
-    made.ring_make.argtypes, made.ring_make.restype = [U64], ctypes.c_void_p
-    made.ring_take.argtypes, made.ring_take.restype = [ctypes.c_void_p, U64, ctypes.POINTER(U64)], U64
-    made.ring_give_back.argtypes, made.ring_free.argtypes = [ctypes.c_void_p, U64], [ctypes.c_void_p]
+    made.memory_make.argtypes, made.memory_make.restype = [U64], ctypes.c_void_p
+    made.memory_take.argtypes, made.memory_take.restype = [ctypes.c_void_p, U64], U64
+    made.memory_give_back.argtypes, made.memory_free.argtypes = [ctypes.c_void_p, U64, U64], [ctypes.c_void_p]
     return made
 
 
@@ -297,24 +297,41 @@ def test_all_rounds_bound_the_clock_closer_than_the_fastest_one(layout: ctypes.C
 
 
 @given(
-    ring_bytes=st.integers(1, 64).map(lambda n: n * 256),
-    steps=st.lists(st.one_of(st.integers(1, 40).map(lambda n: n * 256), st.none()), max_size=60),
+    memory_bytes=st.integers(1, 64).map(lambda n: n * 256),
+    steps=st.lists(st.one_of(st.integers(1, 40).map(lambda n: n * 256), st.integers(-20, -1)), max_size=60),
 )
-def test_regions_in_the_ring_never_overlap(
-    layout: ctypes.CDLL, ring_bytes: int, steps: list[int | None]
+def test_regions_never_overlap_and_what_is_free_can_be_taken(
+    layout: ctypes.CDLL, memory_bytes: int, steps: list[int]
 ) -> None:
-    """A step takes so many bytes, or gives back the oldest region."""
-    ring, end, held = layout.ring_make(ring_bytes), U64(), []
-    for size_bytes in steps:
-        if size_bytes is None:
+    """A step takes so many bytes, or gives back one of the regions."""
+    memory, held = layout.memory_make(memory_bytes), list[tuple[int, int]]()
+    for step in steps:
+        if step < 0:
             if held:
-                layout.ring_give_back(ring, held.pop(0)[2])
+                layout.memory_give_back(memory, *held.pop(step % len(held)))
             continue
-        at = layout.ring_take(ring, size_bytes, ctypes.byref(end))
-        if at == NO_ROOM:
-            assert held or size_bytes > ring_bytes, "an empty ring has room for what is no larger"
-            continue
-        assert at + size_bytes <= ring_bytes
-        assert all(at + size_bytes <= other or other + taken <= at for other, taken, _ in held)
-        held.append((at, size_bytes, end.value))
-    layout.ring_free(ring)
+        at = layout.memory_take(memory, step)
+        edges = [0, *(edge for start, size in sorted(held) for edge in (start, start + size)), memory_bytes]
+        most = max(end - start for start, end in zip(edges[::2], edges[1::2], strict=True))
+        assert (at == NO_ROOM) == (step > most)
+        if at != NO_ROOM:
+            assert at + step <= memory_bytes
+            assert all(at + step <= other or other + taken <= at for other, taken in held)
+            held.append((at, step))
+    layout.memory_free(memory)
+
+
+def test_tiny_launches_have_room_beside_large_ones_that_cannot_be_read(layout: ctypes.CDLL) -> None:
+    """A GiB, and launches that launch kernels, of which none is known to have ended."""
+    memory, large, tiny = layout.memory_make(1 << 30), 8 << 20, layout.bytes_of_region(1, 3)
+    held = []
+    while (at := layout.memory_take(memory, large)) != NO_ROOM:
+        held.append(at)
+    assert len(held) * large >= (1 << 30) * 7 // 8
+    for _ in range(100):
+        regions = [layout.memory_take(memory, tiny) for _ in range(600)]
+        assert NO_ROOM not in regions
+        assert regions[-1] - regions[0] == 599 * tiny, "adjacent ones are read at once"
+        for at in regions:
+            layout.memory_give_back(memory, at, tiny)
+    layout.memory_free(memory)

@@ -267,6 +267,18 @@ def test_another_profiler_is_given_no_buffers_of_ours(kernels_library: Path, whe
 # warps
 
 
+def test_a_launch_that_does_not_end_does_not_hold_the_memory_of_later_ones(patched: Recorded) -> None:
+    patched.do("launch")  # which waits for memory on the GPU, 8 MiB; each of the others takes 1280 bytes
+    patched.do("queued 1")
+    for count in range(1, 8):
+        patched.do("kernels 1000")
+        patched.wait_for(count * 1000)
+    end_by(patched, "_exit")
+    assert len(patched.of("gpu_kernel")) == 7000
+    assert patched.of("loss") == []
+    assert {(loss.layer, loss.count) for loss in patched.losses} == {("gpu_kernel", 1), ("gpu_warp", 1)}
+
+
 @pytest.mark.parametrize("how", ENDS)
 def test_a_program_that_ends_has_each_launch_and_its_warps_recorded_or_counted(
     patched: Recorded, how: str

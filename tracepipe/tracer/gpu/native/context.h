@@ -11,7 +11,7 @@
 #include <sanitizer.h>
 
 #include "clock_pairs.h"
-#include "device_ring.h"
+#include "device_memory.h"
 #include "called.h"
 #include "marked_memory.h"
 #include "selection.h"
@@ -22,7 +22,8 @@ namespace tracepipe {
 struct Launch {
     LaunchRecord record{};
     uint64_t sequence = 0;         // launches of the process, in order
-    uint64_t offset = 0, end = 0;  // of the region in the context's ring
+    uint64_t offset = 0;           // of the region in the context's memory
+    bool is_given_back = false;    // that is free again
     uint64_t first_warp = 0;       // the first recorded warp of the grid
     uint64_t recorded = 0;         // warps with room, or the 2^k entries of a shared region
     const void *stream = nullptr;
@@ -73,7 +74,7 @@ class Context {
     void give_memory(CUdeviceptr memory, uint64_t bytes) {
         std::lock_guard<std::mutex> lock(mutex_);
         base_ = memory;
-        ring_ = DeviceRing(bytes);
+        memory_ = DeviceMemory(bytes);
     }
 
     // Takes room for all warps of a launch or for the first 2^k; the user data of its patches, null if there
@@ -87,8 +88,8 @@ class Context {
         // If there is not enough room for all, the first warps of the grid are recorded.
         for (uint64_t bits = 64 - uint64_t(__builtin_clzll(warps)); bits >= LEAST_BITS; bits--) {
             if (launch->recorded > uint64_t(1) << bits) launch->recorded = uint64_t(1) << bits;
-            launch->offset = ring_.take(launch->bytes(), launch->end);
-            if (launch->offset == DeviceRing::NONE) continue;
+            launch->offset = memory_.take(launch->bytes(), launch->recorded == warps);
+            if (launch->offset == DeviceMemory::NONE) continue;
             pending_.push_back(launch);
             uint64_t limit = launch->recorded < warps ? bits : 0;
             return reinterpret_cast<const void *>((base_ + launch->offset) | limit | launch->room << ROOM_SHIFT |
@@ -105,8 +106,8 @@ class Context {
         while (bits < MOST_SHARED_BITS && uint64_t(1) << bits < entries) bits++;
         for (; bits >= LEAST_SHARED_BITS; bits--) {
             launch->recorded = uint64_t(1) << bits;
-            launch->offset = ring_.take(launch->bytes(), launch->end);
-            if (launch->offset == DeviceRing::NONE) continue;
+            launch->offset = memory_.take(launch->bytes(), launch->recorded >= entries);
+            if (launch->offset == DeviceMemory::NONE) continue;
             pending_.push_back(launch);
             return reinterpret_cast<const void *>((base_ + launch->offset) | SHARED | bits << CHECK_SHIFT);
         }
@@ -124,10 +125,22 @@ class Context {
         }
         return found;
     }
-    void give_back_done() {
+    // Makes room where launches that were pending are done.
+    void give_back(const LaunchPointer *launches, size_t count) {
         std::lock_guard<std::mutex> lock(mutex_);
-        for (; !pending_.empty() && pending_.front()->is_done; pending_.pop_front(), drained++)
-            ring_.give_back(pending_.front()->end);
+        for (size_t at = 0; at < count; at++) {
+            Launch &launch = *launches[at];
+            if (!launch.is_done || std::exchange(launch.is_given_back, true)) continue;
+            memory_.give_back(launch.offset, launch.bytes());
+            drained++, given_back_++;
+        }
+        auto is_given_back = [](const LaunchPointer &launch) { return launch->is_given_back; };
+        for (; !pending_.empty() && is_given_back(pending_.front()); given_back_--) pending_.pop_front();
+        // Behind one that is not done, they go together.
+        if (given_back_ > MANY && given_back_ > pending_.size() / 2) {
+            pending_.erase(std::remove_if(pending_.begin(), pending_.end(), is_given_back), pending_.end());
+            given_back_ = 0;
+        }
         if (pending_.empty()) synced_streams_.clear();
     }
     // All launches up to `sequence` on a stream, or on any if it is null, have ended.
@@ -149,11 +162,11 @@ class Context {
     }
     uint64_t memory_bytes() {
         std::lock_guard<std::mutex> lock(mutex_);
-        return ring_.bytes();
+        return memory_.bytes();
     }
     bool is_filling() {
         std::lock_guard<std::mutex> lock(mutex_);
-        return ring_.used() > ring_.bytes() / 2;
+        return memory_.used() > memory_.bytes() / 2;
     }
 
     const CUcontext handle;
@@ -173,6 +186,7 @@ class Context {
 
   private:
     static constexpr uint64_t LEAST_BITS = 1, LEAST_SHARED_BITS = 8, MOST_SHARED_BITS = 22;
+    static constexpr size_t MANY = 64;
     bool is_synchronized(const Launch &launch) const {
         auto synced = synced_streams_.find(launch.stream);
         return launch.sequence <= synced_all_ || (synced != synced_streams_.end() && launch.sequence <= synced->second);
@@ -180,8 +194,9 @@ class Context {
 
     std::mutex mutex_;  // never held while the driver is called
     CUdeviceptr base_ = 0;
-    DeviceRing ring_;
+    DeviceMemory memory_;
     std::deque<LaunchPointer> pending_;
+    size_t given_back_ = 0;  // of them
     std::unordered_map<const void *, uint64_t> synced_streams_;
     uint64_t synced_all_ = 0;
 };

@@ -28,7 +28,8 @@ class LaunchReader {
             auto is_small = [&](const Launch &launch) { return !launch.is_shared && launch.bytes() <= SMALL_BYTES; };
             size_t past = at + 1;
             if (is_small(*todo[at]))
-                while (past < todo.size() && todo[past]->offset > todo[past - 1]->offset && is_small(*todo[past]) &&
+                while (past < todo.size() && is_small(*todo[past]) &&
+                       todo[past]->offset == todo[past - 1]->offset + todo[past - 1]->bytes() &&
                        todo[past]->offset + todo[past]->bytes() - todo[at]->offset <= STAGING_BYTES)
                     past++;
             Launch &launch = *todo[at];
@@ -36,9 +37,9 @@ class LaunchReader {
             bool is_drained = launch.is_shared   ? drain_shared(context, launch, is_late)
                               : is_small(launch) ? drain_span(context, &todo[at], past - at, is_late)
                                                  : drain_large(context, launch, is_late);
+            context.give_back(&todo[at], past - at);
             if (!is_drained) fail(context);
             at = past;
-            context.give_back_done();
         }
         for (MarkRings *rings : {context.marks.rings(), context.calls.rings()}) {
             if (!rings) continue;
@@ -53,7 +54,8 @@ class LaunchReader {
     }
     // Reports all launches that were not read as lost.
     void lose(Context &context, Lost why) {
-        for (LaunchPointer &launch : context.pending(~size_t(0))) {
+        std::vector<LaunchPointer> pending = context.pending(~size_t(0));
+        for (LaunchPointer &launch : pending) {
             if (!launch->is_cancelled && !launch->is_reported) {
                 channel_.put(KIND_KERNEL, &launch->record, sizeof launch->record);
                 lost(launch->record, why, launch->record.warps);
@@ -61,7 +63,7 @@ class LaunchReader {
             launch->sent(channel_);
             launch->is_done = true;
         }
-        context.give_back_done();
+        context.give_back(pending.data(), pending.size());
     }
 
     // Whether a driver call succeeded; if not, the user gets a message.
@@ -73,7 +75,7 @@ class LaunchReader {
     }
 
   private:
-    static constexpr size_t SMALL_BYTES = 64u << 10;
+    static constexpr size_t SMALL_BYTES = DeviceMemory::SMALL_BYTES;
     static constexpr size_t MANY = 4096;
 
     // Adjacent launches are read with one copy.
