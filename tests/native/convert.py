@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from tests.native import inputs
+from tests.native import inputs, layered
 from tracepipe import cli, native
 from tracepipe.errors import TracepipeError
 
@@ -28,6 +28,8 @@ def _recordings() -> list[list[bytes]]:
 def convert(core: ctypes.CDLL, rng: Random) -> None:
     """`tracepipe convert` of one file, twice."""
     lines = rng.choice(_recordings())[: rng.choice((10, 50, 1000))]
+    if rng.random() < 0.25:
+        lines = layered.text(rng).split(b"\n")
     for _ in range(rng.randrange(6)):
         at = rng.randrange(len(lines))
         lines[at] = inputs.mutated(rng, lines[at])

@@ -245,6 +245,14 @@ class Packets:
             self._pending.append(delimited(_FIELDS[table], number(1, iid) + delimited(2, name)))
         return iid
 
+    def is_ready(self, which: int, numbers: Int32s) -> bool:
+        """Whether all these numbers have bytes, and none is below 0."""
+        ready = self._is_ready[which]
+        if not len(numbers):
+            return True
+        is_known = int(numbers.min()) >= 0 and int(numbers.max()) < len(ready)
+        return is_known and bool(ready[numbers].all())
+
     def unready(self, which: int, numbers: Int32s) -> list[int]:
         """Which of these numbers have no bytes yet, each once, in order."""
         if not len(numbers):

@@ -203,9 +203,8 @@ class FirstScreen:
     def see(self, drawn: Drawn) -> None:
         """Count operations, whose rows were noted."""
         self._tracks = drawn.book.tracks
-        kind, row, ts_ns, event = (
-            drawn.ops.columns[key][drawn.order] for key in ("kind", "row", "ts", "event")
-        )
+        columns = drawn.drawn()
+        kind, row, ts_ns, event = (columns[key] for key in ("kind", "row", "ts", "event"))
         of = self._kind[row]
         for one in distinct(of).tolist():
             self._work(one, ts_ns[of == one])
@@ -466,13 +465,19 @@ class PerfettoWriter:
     def _make_ready(self, drawn: Drawn) -> None:
         """Make the bytes that operations share, each before its first use."""
         packets, book = self._host, drawn.book
-        columns = drawn.ops.columns
-        kind, row, name, event = (columns[key][drawn.order] for key in ("kind", "row", "name", "event"))
         lines = drawn.lines()
         if lines is not None:
             frames = book.tables.stacks.frames
             for line in packets.unready(LINES, lines[lines != NONE]):
                 packets.set(LINES, line, packets.annotations({PYTHON: str(frames[line])}))
+        columns = drawn.drawn()
+        named = columns["name"][(columns["kind"] == BEGIN) | (columns["kind"] == INSTANT)]
+        shapes = named[:0] if drawn.events is None else drawn.events.shape
+        if all(map(packets.is_ready, (TRACKS, NAMES, BEFORE), (columns["row"], named, shapes))):
+            self._first_screen.see(drawn)
+            return
+        columns = drawn.ops.columns
+        kind, row, name, event = (columns[key][drawn.order] for key in ("kind", "row", "name", "event"))
         for at in packets.unready(TRACKS, row):
             packets.set_row(at, book.tracks[at])
             self._first_screen.add_row(at, book.tracks[at])

@@ -287,6 +287,12 @@ class Drawn:
         """The operations in their order."""
         return self.ops.rows(self.order)
 
+    def drawn(self) -> dict[str, Any]:
+        """The columns of the operations that are drawn, in any order: most often they need not be copied."""
+        columns = self.ops.used()
+        is_all = len(self.order) == self.ops.count
+        return columns if is_all else {name: column[self.order] for name, column in columns.items()}
+
     def flows(self, flow: int, flow2: int) -> list[int]:
         """All flows of an operation that has these two."""
         flows = [flow]

@@ -12,7 +12,6 @@
 #include "json.h"
 #include "tables.h"
 
-#define HOLE 1 /* in the place of a value */
 #define HOLES_MAX 48
 #define PARTS_MAX 64
 #define LINE_MAX 2048
@@ -26,7 +25,7 @@
 #define DIGITS_MAX 15
 #define LENGTH_MAX 1e12
 /* Where so many arguments of a form in a row were new, only one after so many others is looked up. */
-#define UNIQUE 48
+#define UNIQUE 8
 #define LOOK_EVERY 16
 
 #define KEYS_MAX (1 << 12)
@@ -130,9 +129,13 @@ TP_EXPORT void tp_layered_forget(tp_layered *l)
 }
 
 /* Sets the recipe of a stem: text, and a HOLE with the number of a hole. A stem without one is read by Python. */
-TP_EXPORT int tp_layered_set(tp_layered *l, int64_t number, const uint8_t *recipe, int64_t size)
+TP_EXPORT int tp_layered_set(tp_layered *l, tp_reader *r, int64_t number, const uint8_t *recipe, int64_t size)
 {
-    return tp_strings_set(&l->recipes, number, recipe, size);
+    int64_t known = tp_reader_recipe(r, recipe, size);
+    if (known < 0 || tp_strings_set(&l->recipes, number, recipe, size))
+        return TP_NO_MEMORY;
+    l->recipes.places[number].recipe = (int32_t)known;
+    return 0;
 }
 
 /* What a value means. Those from TS to TYPE mean it outside of `args` alone. */
@@ -269,7 +272,7 @@ static const uint8_t *read_hole(tp_layered *l, const uint8_t *at, const uint8_t 
 }
 
 /* Reads a value. Returns what follows it, 0 where Python must read the line. */
-static const uint8_t *read_value(tp_layered *l, int means, const uint8_t *at, const uint8_t *end, tp_layered_row *row)
+static inline __attribute__((always_inline)) const uint8_t *read_value(tp_layered *l, int means, const uint8_t *at, const uint8_t *end, tp_layered_row *row)
 {
     const uint8_t *after;
     int64_t value;
@@ -402,19 +405,31 @@ static int64_t scan(tp_layered *l, const uint8_t *at, const uint8_t *end, tp_lay
     return form;
 }
 
-static int is_same(const uint8_t *a, const uint8_t *b, int64_t size)
+/* memcmp takes longer for the few bytes between two values. */
+static inline int is_same(const uint8_t *a, const uint8_t *b, int64_t size)
 {
     uint64_t x, y;
-    for (; size >= 8; a += 8, b += 8, size -= 8) {
-        memcpy(&x, a, 8);
-        memcpy(&y, b, 8);
+    uint32_t p, q;
+    if (size < 4) {
+        for (; size > 0 && *a == *b; a++, b++)
+            size--;
+        return !size;
+    }
+    for (; size > 8; a += 8, b += 8, size -= 8) {
+        memcpy(&x, a, sizeof x);
+        memcpy(&y, b, sizeof y);
         if (x != y)
             return 0;
     }
-    for (; size > 0; a++, b++, size--)
-        if (*a != *b)
-            return 0;
-    return 1;
+    if (size < 4)
+        a -= 4 - size, b -= 4 - size, size = 4;
+    memcpy(&p, a, sizeof p);
+    memcpy(&q, b, sizeof q);
+    if (p != q)
+        return 0;
+    memcpy(&p, a + size - sizeof p, sizeof p);
+    memcpy(&q, b + size - sizeof q, sizeof q);
+    return p == q;
 }
 
 /* Reads a line that may have a form. Returns whether it has. */
@@ -493,7 +508,7 @@ static int64_t make_args(tp_layered *l, tp_reader *r, int64_t stem)
     int is_new = *unique >= UNIQUE && *unique < UNIQUE + LOOK_EVERY;
     int64_t count = tp_reader_count(r, 1), number;
     if (is_new)
-        number = tp_reader_append(r, l->args.data, l->args.size);
+        number = tp_reader_append(r, l->args.data, l->args.size, place->recipe);
     else
         number = tp_reader_number(r, 1, l->args.data, l->args.size);
     if (!is_new)

@@ -20,6 +20,7 @@
 #define FOREIGN (-1)
 #define WARPS (-3) /* -2 is the shape of a row that is not an event */
 #define INDEX 6
+#define RECIPES_MAX (1 << 10)
 
 typedef struct {
     int64_t dur, launch, stack; /* -1: none */
@@ -27,7 +28,7 @@ typedef struct {
 } tp_line;
 
 struct tp_reader {
-    tp_table lines, shapes, args;
+    tp_table lines, shapes, args, recipes;
     tp_line *known;
     int64_t known_room;
     tp_buffer stem;
@@ -52,6 +53,7 @@ TP_EXPORT void tp_reader_free(tp_reader *r)
     tp_table_free(&r->lines);
     tp_table_free(&r->shapes);
     tp_table_free(&r->args);
+    tp_table_free(&r->recipes);
     free(r->known);
     free(r->stem.data);
     free(r);
@@ -60,7 +62,8 @@ TP_EXPORT void tp_reader_free(tp_reader *r)
 TP_EXPORT tp_reader *tp_reader_new(uint64_t key)
 {
     tp_reader *r = calloc(1, sizeof *r);
-    if (r && (tp_table_init(&r->lines, key) || tp_table_init(&r->shapes, key) || tp_table_init(&r->args, key))) {
+    if (r && (tp_table_init(&r->lines, key) || tp_table_init(&r->shapes, key) || tp_table_init(&r->args, key) ||
+              tp_table_init(&r->recipes, key))) {
         tp_reader_free(r);
         return 0;
     }
@@ -290,10 +293,38 @@ TP_EXPORT int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, 
     return number_of(table_of(r, args), text, size);
 }
 
-int64_t tp_reader_append(tp_reader *r, const uint8_t *text, int64_t size)
+int64_t tp_reader_recipe(tp_reader *r, const uint8_t *text, int64_t size)
 {
-    int64_t number = r->args.strings.count;
-    return tp_strings_set(&r->args.strings, number, text, size) ? TP_NO_MEMORY : number;
+    tp_table *t = &r->recipes;
+    uint64_t hash = tp_hash(text, size, t->key);
+    int64_t number = tp_table_find(t, text, size, hash);
+    if (number < 0 && t->strings.count == RECIPES_MAX)
+        return 0;
+    if (number < 0 && (number = tp_table_add(t, text, size, hash)) < 0)
+        return TP_NO_MEMORY;
+    return number + 1;
+}
+
+int64_t tp_reader_recipe_text(tp_reader *r, int64_t recipe, const uint8_t **text)
+{
+    const tp_place *place = &r->recipes.strings.places[recipe - 1];
+    *text = r->recipes.strings.bytes.data + place->at;
+    return place->size;
+}
+
+int32_t tp_reader_recipe_of(tp_reader *r, int64_t number)
+{
+    return r->args.strings.places[number].recipe;
+}
+
+int64_t tp_reader_append(tp_reader *r, const uint8_t *text, int64_t size, int32_t recipe)
+{
+    tp_strings *s = &r->args.strings;
+    int64_t number = s->count;
+    if (tp_strings_set(s, number, text, size))
+        return TP_NO_MEMORY;
+    s->places[number].recipe = recipe;
+    return number;
 }
 
 /* Sets the numbers of texts that follow each other, each up to its end; -1 for an empty one. Returns 0 or
@@ -321,7 +352,15 @@ TP_EXPORT int64_t tp_reader_keep(tp_reader *r, int args, const int64_t *numbers,
             continue;
         const tp_place *p = &old->strings.places[numbers[i]];
         const uint8_t *text = old->strings.bytes.data + p->at;
-        if (tp_table_add(&kept, text, p->size, tp_hash(text, p->size, kept.key)) < 0) {
+        int failed;
+        if (p->recipe) { /* it was not looked up, and is not in the table */
+            failed = tp_strings_set(&kept.strings, kept.strings.count, text, p->size);
+            if (!failed)
+                kept.strings.places[kept.strings.count - 1].recipe = p->recipe;
+        } else {
+            failed = tp_table_add(&kept, text, p->size, tp_hash(text, p->size, kept.key)) < 0;
+        }
+        if (failed) {
             tp_table_free(&kept);
             return TP_NO_MEMORY;
         }

@@ -32,6 +32,19 @@ typedef struct {
 #define RECENT_BITS 6
 #define RECENT_SIZE 16
 
+/* The annotations of arguments with one recipe: for each value that differs, the bytes before it, of which those
+ * from `key` on are in its annotation, and how much text stands before it. The last part has what follows. */
+typedef struct {
+    int32_t at, key, end, text;
+} tp_step;
+
+typedef struct {
+    tp_buffer bytes;
+    int32_t count, shadows;
+    tp_step steps[];
+} tp_pattern;
+#define STEPS_MAX 16
+
 typedef struct {
     tp_table interned[INTERNED];
     tp_recent recent[INTERNED][1 << RECENT_BITS];
@@ -39,7 +52,10 @@ typedef struct {
     uint16_t *shadows; /* by arguments: see shown.h */
     int64_t shadow_room;
     struct tp_names *names; /* of warps, see tp_names */
+    tp_pattern **patterns; /* by recipe */
+    int64_t pattern_room, pattern_count;
     tp_buffer pending, out, scratch, made;
+    int has_own; /* whether `made` has the annotations of the operation that is written */
     int64_t last;
     int32_t sequence, clock;
 } tp_perfetto;
@@ -65,6 +81,13 @@ TP_EXPORT void tp_perfetto_free(tp_perfetto *p)
     tp_strings_free(&p->args);
     tp_names_free(p->names);
     free(p->shadows);
+    for (int64_t i = 0; i < p->pattern_count; i++) {
+        if (p->patterns[i] && p->patterns[i]->count) {
+            free(p->patterns[i]->bytes.data);
+            free(p->patterns[i]);
+        }
+    }
+    free(p->patterns);
     free(p->pending.data);
     free(p->out.data);
     free(p->scratch.data);
@@ -232,6 +255,19 @@ static int put_wide(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8
     return 0;
 }
 
+/* Appends the name of an annotation. */
+static int put_key(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int64_t size)
+{
+    int64_t iid = tp_perfetto_intern(p, ARG_NAMES, key, size);
+    if (iid < 0 || tp_reserve(b, size + 16))
+        return TP_NO_MEMORY;
+    uint8_t *to = b->data + b->size;
+    *to++ = iid ? 0x08 : 0x52;
+    to = iid ? tp_varint(to, (uint64_t)iid) : tp_bytes(to, key, size);
+    b->size = to - b->data;
+    return 0;
+}
+
 /* Appends one annotation with this key and value. A null is left out. */
 static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int64_t key_size, const uint8_t *value,
                           const uint8_t *end)
@@ -240,18 +276,9 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
     body->size = 0;
     if (*value == 'n')
         return 0;
-    int64_t iid = tp_perfetto_intern(p, ARG_NAMES, key, key_size);
-    if (iid < 0 || tp_reserve(body, key_size + 16))
+    if (put_key(p, body, key, key_size) || put_wide(p, body, value, end, 1) || tp_reserve(b, body->size + 12))
         return TP_NO_MEMORY;
-    uint8_t *to = body->data;
-    *to++ = iid ? 0x08 : 0x52;
-    to = iid ? tp_varint(to, (uint64_t)iid) : tp_bytes(to, key, key_size);
-    body->size = to - body->data;
-    if (put_wide(p, body, value, end, 1))
-        return TP_NO_MEMORY;
-    if (tp_reserve(b, body->size + 12))
-        return TP_NO_MEMORY;
-    to = b->data + b->size;
+    uint8_t *to = b->data + b->size;
     *to++ = 0x22;
     to = tp_bytes(to, body->data, body->size);
     b->size = to - b->data;
@@ -273,6 +300,113 @@ static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_
     if (!failed)
         p->shadows[number] = (uint16_t)shadows;
     return failed ? TP_NO_MEMORY : 0;
+}
+
+static tp_pattern NO_PATTERN; /* of a recipe that is not plain */
+
+/* Makes the pattern of a recipe from its text and that of arguments whose names were all interned. Waits for others
+ * where one of their values is null, as it has no annotation. */
+static int make_pattern(tp_perfetto *p, tp_reader *texts, int32_t recipe, const uint8_t *given, int64_t size, int shadows)
+{
+    if (TP_GROW(p->patterns, p->pattern_room, recipe))
+        return TP_NO_MEMORY;
+    for (; p->pattern_count <= recipe; p->pattern_count++)
+        p->patterns[p->pattern_count] = 0;
+    const uint8_t *at, *given_end = given + size;
+    size = tp_reader_recipe_text(texts, recipe, &at);
+    const uint8_t *end = at + size, *from = at;
+    tp_pattern *made = calloc(1, sizeof *made + (STEPS_MAX + 1) * sizeof *made->steps);
+    int failed = !made, waits = 0, is_whole = 0;
+    while (!failed && !waits && !is_whole) {
+        tp_step *step = made->steps + made->count;
+        const uint8_t *key = at + 1, *value = tp_string(key, end);
+        if (!value || value + 1 >= end || *value++ != ':' || made->count == STEPS_MAX)
+            break;
+        int64_t key_size = value - key - 3;
+        if (*value == HOLE) {
+            step->key = (int32_t)made->bytes.size;
+            step->text = (int32_t)(value - from);
+            given += value - from;
+            waits = *given == 'n';
+            given = tp_wide(given, given_end, 0);
+            failed = !waits && put_key(p, &made->bytes, key + 1, key_size);
+            step->end = step[1].at = (int32_t)made->bytes.size;
+            made->count++;
+            at = from = value + 2;
+        } else if ((at = tp_wide(value, end, 0))) {
+            failed = put_annotation(p, &made->bytes, key + 1, key_size, value, at);
+        }
+        if (failed || !at || !given || at >= end)
+            break;
+        is_whole = *at == '}' && at + 1 == end;
+        if (!is_whole && *at != ',')
+            break;
+    }
+    if (is_whole && !failed && !waits && made->count) {
+        made->shadows = shadows;
+        made->steps[made->count].end = (int32_t)made->bytes.size;
+        p->patterns[recipe] = made;
+        return 0;
+    }
+    if (made)
+        free(made->bytes.data);
+    free(made);
+    if (!failed && !waits)
+        p->patterns[recipe] = &NO_PATTERN;
+    return failed ? TP_NO_MEMORY : 0;
+}
+
+/* Makes the annotations of arguments by their pattern in `made`. Returns whether all values are plain. */
+static int follow(tp_perfetto *p, const tp_pattern *pattern, const uint8_t *text, int64_t size)
+{
+    const uint8_t *at = text, *end = text + size, *ends[STEPS_MAX];
+    int64_t values[STEPS_MAX];
+    const tp_step *step = pattern->steps;
+    for (int i = 0; i < pattern->count; i++) {
+        at += step[i].text;
+        ends[i] = *at == '"' ? tp_string(at, end) : tp_integer(at, end, &values[i]);
+        if (!(at = ends[i]))
+            return 0;
+    }
+    p->made.size = 0;
+    /* Each value needs at most 22 bytes more than its text. */
+    if (tp_reserve(&p->made, pattern->bytes.size + size + 24 * STEPS_MAX))
+        return TP_NO_MEMORY;
+    const uint8_t *bytes = pattern->bytes.data;
+    uint8_t *to = p->made.data;
+    at = text;
+    for (int i = 0;; i++, step++) {
+        const uint8_t *value = at + step->text;
+        int64_t before = step->key - step->at, key = step->end - step->key;
+        if (i == pattern->count) {
+            memcpy(to, bytes + step->at, (size_t)(step->end - step->at));
+            to += step->end - step->at;
+            break;
+        }
+        memcpy(to, bytes + step->at, (size_t)before);
+        to += before;
+        *to++ = 0x22;
+        if (*value == '"') {
+            p->scratch.size = 0;
+            if (put_scalar(p, &p->scratch, value, ends[i], 1))
+                return TP_NO_MEMORY;
+            to = tp_varint(to, (uint64_t)(key + p->scratch.size));
+        } else {
+            to = tp_varint(to, (uint64_t)(key + 1 + tp_varint_size(values[i])));
+        }
+        memcpy(to, bytes + step->key, (size_t)key);
+        to += key;
+        if (*value == '"') {
+            memcpy(to, p->scratch.data, (size_t)p->scratch.size);
+            to += p->scratch.size;
+        } else {
+            *to++ = 0x20;
+            to = tp_varint(to, (uint64_t)values[i]);
+        }
+        at = ends[i];
+    }
+    p->made.size = to - p->made.data;
+    return 1;
 }
 
 /* Makes the annotations of arguments, given as JSON. Returns 0, NOT_NATIVE where Python must do it, or
@@ -375,7 +509,7 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
         size += 2 + tp_varint_size(d->value[at]);
     } else {
         size += (named ? tp_size_of(&p->ready[NAMES], d->name[at]) : 0) + tp_size_of(&p->ready[BEFORE], shape);
-        size += tp_size_of(&p->args, args) + tp_size_of(&p->ready[LINES], line);
+        size += (p->has_own ? p->made.size : tp_size_of(&p->args, args)) + tp_size_of(&p->ready[LINES], line);
         size += tp_size_of(&p->ready[AFTER], shape) + tp_size_of(&p->ready[MARK], d->mark[at]);
         size += source < 0 ? 0 : tp_annotated_size(tp_size_of(&p->ready[KEYS], KEY_SOURCE), source);
         size += d->flow[at] ? 10 : 0;
@@ -400,7 +534,10 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
         if (named)
             to = tp_copy(to, &p->ready[NAMES], d->name[at]);
         to = tp_copy(to, &p->ready[BEFORE], shape);
-        to = tp_copy(tp_copy(to, &p->args, args), &p->ready[LINES], line);
+        if (p->has_own)
+            memcpy(to, p->made.data, (size_t)p->made.size);
+        to = p->has_own ? to + p->made.size : tp_copy(to, &p->args, args);
+        to = tp_copy(to, &p->ready[LINES], line);
         if (source >= 0)
             to = tp_put_annotated(to, &p->ready[KEYS], KEY_SOURCE, source, 0);
         if (shows_launch)
@@ -433,18 +570,31 @@ static int shown_of(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, 
  * names may not be used. */
 static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
 {
-    int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
+    int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event], recipe = 0;
     const uint8_t *text = 0;
+    p->has_own = 0;
     if (event < NO_EVENT)
         return 1;
     if (args < 0)
         return 0;
     int is_made = tp_strings_has(&p->args, args);
     int64_t size = is_made || !texts ? -1 : tp_reader_text(texts, 1, args, &text);
+    if (size > 0 && (recipe = tp_reader_recipe_of(texts, args)) && recipe < p->pattern_count && p->patterns[recipe] &&
+        p->patterns[recipe]->count) {
+        if (p->patterns[recipe]->shadows & shown_of(p, d, g, at))
+            return 1;
+        if ((p->has_own = follow(p, p->patterns[recipe], text, size)))
+            return p->has_own < 0 ? TP_NO_MEMORY : 0;
+    }
     int shadows = is_made ? p->shadows[args] : size < 0 ? -1 : tp_shadows(text, size);
     if (shadows < 0 || (shadows && (shadows & shown_of(p, d, g, at))))
         return 1;
-    return is_made ? 0 : make_args(p, args, text, size, shadows);
+    if (is_made)
+        return 0;
+    if (make_args(p, args, text, size, shadows))
+        return TP_NO_MEMORY;
+    int is_known = recipe < p->pattern_count && p->patterns[recipe];
+    return recipe && !is_known ? make_pattern(p, texts, recipe, text, size, shadows) : 0;
 }
 
 /* Writes operations from place `from` of their order on. `texts` has those of their arguments, or is NULL.

@@ -54,7 +54,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_layered_free": (None, [ptr]),
     "tp_layered_forget": (None, [ptr]),
     "tp_layered_stem": (i64, [ptr, i64, at(ptr), ptr]),
-    "tp_layered_set": (i32, [ptr, i64, text, i64]),
+    "tp_layered_set": (i32, [ptr, ptr, i64, text, i64]),
     "tp_layered_read": (i64, [ptr, ptr, text, i64, at(i64), i64, at(LayeredRows), i64, i64]),
     "tp_layered_unwrap": (i64, [text, i64, ptr, at(i32)]),
     "tp_layered_forget_calls": (None, [ptr]),

@@ -13,8 +13,8 @@ int tp_strings_set(tp_strings *s, int64_t number, const void *from, int64_t size
     if (TP_GROW(s->places, s->room, number) || tp_reserve(&s->bytes, size + 1))
         return TP_NO_MEMORY;
     for (; s->count <= number; s->count++)
-        s->places[s->count] = (tp_place){0, -1};
-    s->places[number] = (tp_place){s->bytes.size, (int32_t)size};
+        s->places[s->count] = (tp_place){0, -1, 0};
+    s->places[number] = (tp_place){s->bytes.size, (int32_t)size, 0};
     return tp_append(&s->bytes, from, size);
 }
 
@@ -92,6 +92,7 @@ int tp_table_init_small(tp_table *t, uint64_t key)
 void tp_table_clear(tp_table *t)
 {
     tp_strings_clear(&t->strings);
+    t->used = 0;
     for (uint64_t i = 0; i <= t->mask; i++)
         t->slots[i].number = -1;
 }
@@ -118,7 +119,7 @@ int64_t tp_table_find(const tp_table *t, const uint8_t *data, int64_t size, uint
 int64_t tp_table_add(tp_table *t, const uint8_t *data, int64_t size, uint64_t hash)
 {
     int64_t number = t->strings.count;
-    if ((uint64_t)number * 2 > t->mask && make_slots(t, (t->mask + 1) * 2))
+    if (t->used * 2 > t->mask && make_slots(t, (t->mask + 1) * 2))
         return TP_NO_MEMORY;
     if (tp_strings_set(&t->strings, number, data, size))
         return TP_NO_MEMORY;
@@ -126,5 +127,6 @@ int64_t tp_table_add(tp_table *t, const uint8_t *data, int64_t size, uint64_t ha
     while (t->slots[at].number >= 0)
         at = (at + 1) & t->mask;
     t->slots[at] = (tp_slot){hash, number};
+    t->used++;
     return number;
 }

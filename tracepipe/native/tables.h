@@ -70,6 +70,7 @@ static inline int tp_grow(void **array, int64_t *room, int64_t count, size_t eac
 typedef struct {
     int64_t at;
     int32_t size; /* -1: not set */
+    int32_t recipe; /* of arguments, from 1 on; 0: not known */
 } tp_place;
 
 typedef struct {
@@ -111,7 +112,7 @@ typedef struct {
 typedef struct {
     tp_strings strings;
     tp_slot *slots;
-    uint64_t mask, key;
+    uint64_t mask, used, key;
 } tp_table;
 
 uint64_t tp_hash(const uint8_t *data, int64_t size, uint64_t key);
@@ -140,7 +141,14 @@ typedef struct tp_reader tp_reader;
 int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const uint8_t **text);
 int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, int64_t size);
 int64_t tp_reader_count(tp_reader *r, int args);
+/* Recipes are texts of arguments with HOLE and a number in place of some values. Returns the number of a recipe,
+ * from 1 on, 0 where there are too many, or TP_NO_MEMORY. */
+#define HOLE 1
+int64_t tp_reader_recipe(tp_reader *r, const uint8_t *text, int64_t size);
+int64_t tp_reader_recipe_text(tp_reader *r, int64_t recipe, const uint8_t **text);
+/* The recipe from which arguments were made, 0 where it is not known. */
+int32_t tp_reader_recipe_of(tp_reader *r, int64_t number);
 /* Numbers arguments without a look whether their text has a number already. Returns the number or TP_NO_MEMORY. */
-int64_t tp_reader_append(tp_reader *r, const uint8_t *text, int64_t size);
+int64_t tp_reader_append(tp_reader *r, const uint8_t *text, int64_t size, int32_t recipe);
 
 #endif

@@ -207,7 +207,8 @@ class NativeLines:
             self._role[number], self._has_no_start[number] = event.role, event.has_no_start
             self._has_event[number] = bool(event.record)
             self._is_whole[number] = event.record.get("phase") == "X"
-            checked(self._core.tp_layered_set(self._state, number, event.recipe, len(event.recipe)))
+            refs = self._state, self._tables.reader
+            checked(self._core.tp_layered_set(*refs, number, event.recipe, len(event.recipe)))
 
     def _event_of(self, text: bytes) -> _Event | None:
         """The event of the lines with the text of a stem, None where Python must read them."""
