@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -196,3 +197,23 @@ def test_an_input_with_maps_alone_says_so(data: bytes) -> None:
     assert [problem.message[:48] for problem in problems] == [
         "has only maps and histograms that bpftrace print"
     ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_that_are_read_at_once_give_what_each_alone_gives(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = Random(seed)
+    odd = (
+        b"", b"Lost 3 events", b"[6] kprobe:a b", b"[7]  kprobe:nv_f", b"[8] kprobe:nv_f\r", b"\xff",
+        b"[1_0] kprobe:nv_f", b"[99999999999999999999] kprobe:nv_f", b"[000000000000000000007] kprobe:nv_f",
+        b"[9] nv_f", b"kprobe:nv_f", b"kprobe:nv_f called at 9", b"[5]", b"kprobe:nv_f [5] kprobe:nv_f",
+        b"@: 5", b"(5) kprobe:nv_f",
+    )  # fmt: skip
+    usual = [b"[%d] %b" % (at, rng.choice((b"kprobe:nv_f", b"uprobe:/lib/a.so:f"))) for at in range(3000)]
+    lines = [rng.choice(odd) if rng.random() < 0.005 else line for line in usual]
+    monkeypatch.setattr(bpftrace_probes._ProbeLines, "chunk_bytes", rng.choice((1000, 1 << 18)))
+    at_once = read(b"\n".join(lines) + b"\n")
+    monkeypatch.setattr(bpftrace_probes._ProbeLines, "_usual", lambda *_: None)
+    assert read(b"\n".join(lines) + b"\n") == at_once
+    assert len(at_once[0]) > 2900

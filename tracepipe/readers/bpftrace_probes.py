@@ -16,6 +16,9 @@ from __future__ import annotations
 import re
 from typing import BinaryIO
 
+import numpy as np
+
+from tracepipe.event.columns import EventColumns, joined
 from tracepipe.event.model import TIME_LIMIT_NS, Record
 from tracepipe.hooks.probe_names import ProbeName, probe_named
 from tracepipe.kernel_names import remembered
@@ -30,7 +33,7 @@ from tracepipe.readers.bpftrace_records import (
     parsed_object,
     printed_lines,
 )
-from tracepipe.readers.recording import Recording
+from tracepipe.readers.recording import Recording, row_of
 
 TIMED, UNTIMED = "nsecs", "order"
 """The clocks of lines with and without times."""
@@ -38,6 +41,9 @@ STEP_NS = 1_000
 HEAD_BYTES = 1 << 16
 
 _PROBE = PROBE.encode()
+_DIGITS_MAX = 20
+# Fewer lines are read one by one. The numbers of so many probes are remembered.
+_FEW, _KNOWN_MAX = 32, 1 << 12
 _TIME_FIRST = re.compile(rb"\[(\d{1,20})\]\s+(%b)" % _PROBE)
 _TIME_LAST = re.compile(rb"(%b) called at (\d{1,20})" % _PROBE)
 _BARE = re.compile(_PROBE)
@@ -66,13 +72,63 @@ class _ProbeLines(ScriptLines[bytes]):
     """Reads the lines of one input, whose times are on this clock."""
 
     # These lines are short: a chunk has thousands of them.
-    chunk_bytes = 1 << 16
+    chunk_bytes = 1 << 18
     no_line = "has no line of a probe"
 
     def __init__(self, clock: str, *, between: bool) -> None:
         super().__init__(between=between)
         self._clock = clock
         self._count = 0
+        self._known: dict[bytes, tuple[int, int]] = {}
+        """By probe: the shape and the arguments of its events, in the numbers of `_round`."""
+        self._round = 0
+        self._parts: list[EventColumns] = []
+
+    def read_text(self, first: int, text: bytes, is_cut: bool) -> int:
+        lines = text.split(b"\n")
+        self._read(first, lines, is_cut=is_cut)
+        return len(lines)
+
+    def _read(self, first: int, lines: list[bytes], *, is_cut: bool) -> None:
+        """Read lines: all at once where they have the usual form, else in halves, and few one by one."""
+        half = len(lines) // 2
+        may_be_usual = self._clock == TIMED and not (is_cut or self._between)
+        if may_be_usual and (usual := self._usual(lines)) is not None:
+            self.has_lines = True
+            self._parts += [super().columns(), usual]
+            self.records = []
+        elif may_be_usual and half > _FEW:
+            self._read(first, lines[:half], is_cut=False)
+            self._read(first + half, lines[half:], is_cut=False)
+        else:
+            self.read_numbered(enumerate(lines, first), is_cut=is_cut)
+
+    def _usual(self, lines: list[bytes]) -> EventColumns | None:
+        """The events of lines with a time, a blank and a probe each; None where any line is another."""
+        words = b" ".join(lines).split(b" ")
+        times, probes = [word[1:-1] for word in words[::2]], words[1::2]
+        if len(words) != 2 * len(lines) or not all(map(bytes.isdigit, times)):
+            return None
+        if lines != [b"[%b] %b" % line for line in zip(times, probes, strict=True)]:
+            return None
+        ts_ns = [*map(int, times)]
+        if max(map(len, times)) > _DIGITS_MAX or max(ts_ns) > TIME_LIMIT_NS:
+            return None
+        if self._round != self.tables.rounds or len(self._known) > _KNOWN_MAX:
+            self._round = self.tables.rounds
+            self._known.clear()
+        for probe in {*probes} - self._known.keys():
+            if not _BARE.fullmatch(probe):
+                return None
+            _, shape, args, *_ = row_of(self._event(probe, 0, {}), self.tables, self.batch.others)
+            self._known[probe] = shape, args
+        shape, args = np.array([*map(self._known.__getitem__, probes)], np.int32).T
+        nothing = np.zeros(len(lines), np.int64)
+        return EventColumns(np.array(ts_ns, np.int64), shape.copy(), args.copy(), nothing, nothing.copy())
+
+    def columns(self) -> EventColumns:
+        parts, self._parts = [*self._parts, super().columns()], []
+        return joined([part for part in parts if len(part)] or parts[:1])
 
     def read_line(self, text: bytes, is_cut: bool) -> None:
         """Read a line, or the lines in a record of bpftrace."""
@@ -115,13 +171,18 @@ class _ProbeLines(ScriptLines[bytes]):
         self._add(line, ts_ns, {"placed": PLACED})
 
     def _add(self, text: bytes, ts_ns: int, args: Record) -> None:
+        self.records.append(self._event(text, ts_ns, args))
+
+    @staticmethod
+    def _event(text: bytes, ts_ns: int, args: Record) -> Record:
+        """The event of a hit of a probe."""
         args["probe"], probe = _probe_of(text)
         # Without a thread, a return cannot be matched with its call: it is a separate event, and not a second
         # call.
         name = f"{probe.name} returns" if probe.is_return else probe.name
         event: Record = {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns}
         layer = {"layer": probe.layer_name} if probe.layer_name else {}
-        self.records.append({**event, **layer, "args": args})
+        return {**event, **layer, "args": args}
 
 
 def read(stream: BinaryIO, *, between: bool = False) -> Recording:
