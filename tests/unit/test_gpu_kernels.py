@@ -26,7 +26,7 @@ from tracepipe.tracer.gpu.engines.kernels import (
     KernelKind,
     KernelStream,
 )
-from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
+from tracepipe.tracer.gpu.engines.streams import FRAME, STACK, GpuEngine, GpuRenderer
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20
@@ -420,3 +420,24 @@ def test_a_layout_or_buffer_that_no_library_writes_is_refused(made: bytes) -> No
     renderer = kernel_renderer()
     (line,) = renderer.render(hello() + made).texts
     assert (json.loads(line)["type"], renderer.losses) == ("loss", {"unknown": 1})
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_an_error_that_a_kernel_caused_names_the_first_launch_without_an_end(is_recorded: bool) -> None:
+    frame = FRAME.pack(7, 41, 4) + b"steptrain.py"
+    stack = record(Kind.FRAME, frame) + record(Kind.STACK, STACK.pack(5, 0, 1) + (7).to_bytes(8, "little"))
+    functions = function(LAUNCH, "cudaLaunchKernel_v7000") + function(MALLOC, "cudaDeviceSynchronize_v3020")
+    calls = [CALL.pack(at, at + 1, 5, RUNTIME, LAUNCH, 43, at, 0, *[NO_STREAM] * 3) for at in (10, 20, 30)]
+    calls += [call(40, MALLOC, 40, result=700), call(50, MALLOC, 50, result=719)]
+    unended = kernel(0, 20)[:8] + bytes(8) + kernel(0, 20)[16:]
+    ran = [kernel(1000, 10), *([unended] if is_recorded else [])]
+    renderer = kernel_renderer()
+    lines(
+        hello(), name(1, "add(int)"), stack, functions,
+        record(KernelKind.CALL, b"".join(calls)), record(KernelKind.KERNEL, b"".join(ran)), renderer=renderer,
+    )  # fmt: skip
+    kernel_name = "add" if is_recorded else "of a kernel whose name is not known"
+    assert renderer.cuda_errors == [
+        "CUDA error in process 42: an illegal memory access. cudaDeviceSynchronize returned it first (700). "
+        f"The first launch without a recorded end is {kernel_name} (launch 20, train.py:41 step)."
+    ]

@@ -17,7 +17,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.engines import api_calls
 from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.channel import GPU, NAME, Channel, Kind
-from tracepipe.tracer.gpu.engines.streams import GpuEngine, GpuRenderer
+from tracepipe.tracer.gpu.engines.streams import FRAME, STACK, GpuEngine, GpuRenderer
 from tracepipe.tracer.gpu.engines.warps import WarpStream, thread_lines
 from tracepipe.tracer.request import CaptureRequest
 
@@ -190,6 +190,29 @@ def test_lost_warps_are_counted_and_reported() -> None:
     (loss,) = _lines(renderer, _pack(layout.WarpKind.LOST_WARPS, layout.LOST_WARPS.pack(4, 0, 7, 32), 78))
     assert loss["reason"] == "launch 4: the budget of --gpu-warps was used up"
     assert renderer.losses == {"gpu_warp": 532}
+
+
+def test_an_error_that_a_kernel_caused_names_the_first_launch_that_could_not_be_read() -> None:
+    api, wait = 1 << 63 | 307, 1 << 63 | 17
+    kind = layout.WarpKind
+    stack = _pack(Kind.FRAME, FRAME.pack(7, 41, 4) + b"steptrain.py")
+    chunk = stack + _pack(Kind.STACK, STACK.pack(5, 0, 1) + NAME.pack(7))
+    chunk += _name(api, "cuLaunchKernel") + _name(wait, "cuCtxSynchronize") + _name(1, "add(int)")
+    for launch in (3, 4):
+        chunk += _pack(kind.CALL_ENTER, api_calls.CALL_ENTER.pack(api, launch, 1, 5, 0, 0, 0))
+        chunk += _pack(kind.CALL_EXIT, api_calls.CALL_EXIT.pack(api, 0, 0, 0))
+    chunk += _pack(kind.CALL_ENTER, api_calls.CALL_ENTER.pack(wait, 0, 0, 0, 0, 0, 0))
+    chunk += _pack(kind.CALL_EXIT, api_calls.CALL_EXIT.pack(wait, 719, 0, 0))
+    for launch in (3, 4):
+        numbers = [launch, 1, *[0] * (len(layout.KERNEL.unpack(bytes(layout.KERNEL.size))) - 2)]
+        chunk += _pack(kind.KERNEL, layout.KERNEL.pack(*numbers))
+        chunk += _pack(kind.LOST_WARPS, layout.LOST_WARPS.pack(launch, 0, 2, 1))
+    renderer = warp_renderer()
+    _lines(renderer, chunk)
+    assert renderer.cuda_errors == [
+        "CUDA error in process 42: a failed launch. cuCtxSynchronize returned it first (719). "
+        "The first launch without a recorded end is add (launch 3, train.py:41 step)."
+    ]
 
 
 def test_warps_whose_launch_was_lost_are_kept() -> None:

@@ -433,3 +433,14 @@ def test_the_first_screen_tells_kernels_with_long_names_apart() -> None:
     shown = names_within(names, 24)
     assert len(set(shown)) == len(names) and all(len(one) <= 24 for one in shown)
     assert [one.partition("<")[0] for one in shown[2:]] == ["AddFunctor", "MulFunctor"]
+
+
+def test_an_error_that_a_kernel_caused_comes_first(load: Load) -> None:
+    errors = ["CUDA error in process 42: an illegal memory access. f returned it first (700)."]
+    recorded = load(
+        span(1000, 1500, "f"), {"type": "footer", "counts": {}, "losses": {}, "cuda_errors": errors}
+    )
+    for options in (Options(), Options(all=True)):
+        first = run(recorded, options).parts[0]
+        assert isinstance(first, Table)
+        assert [says for (says,) in first.rows] == errors[0].split(". ")

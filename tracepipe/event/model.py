@@ -418,6 +418,10 @@ class Footer(JsonObject):
         list[dict[str, Any]],
         Doc("the processes that sampled counters: gpu, cpu_ns of processor time in elapsed_ns"),
     ] = field(default_factory=list)
+    cuda_errors: Annotated[
+        list[str],
+        Doc("errors that kernels caused: the process, the error, the first launch that did not end"),
+    ] = field(default_factory=list)
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")] = (
         field(default_factory=dict)
     )

@@ -64,12 +64,19 @@ def screen(run: Run) -> Result:
     """The first screen of a recording."""
     found = overview_of(run)
     result = Result("", heading=_heading(run, found), notes_max=_NOTES)
+    result.parts += cuda_errors(run)
     tables = _of_gpus(run, found) if found.whole_ns else _of_calls(run)
     result.parts += [table for table in tables if table.rows]
     says = [*_cause(run, found), *_slow(found), *_kernels(run)] if found.whole_ns else []
     lines = [*says, _next(run, found)]
     result.parts.append(Table("verdict", "", (Column("says", ""),), [(line,) for line in lines]))
     return result
+
+
+def cuda_errors(run: Run) -> list[Table]:
+    """Errors that kernels caused, which a user needs first. None of them: no table."""
+    sentences = [(line,) for error in run.facts.footer.cuda_errors for line in error.split(". ")]
+    return [Table("cuda_errors", "", (Column("says", ""),), sentences)] if sentences else []
 
 
 def _heading(run: Run, found: Overview) -> str:

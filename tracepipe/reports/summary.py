@@ -27,7 +27,7 @@ from tracepipe.event.model import LAYERS
 from tracepipe.event.origins import is_process
 from tracepipe.event.vocabulary import PYTHON_LAYERS, RUNNING
 from tracepipe.options import Option
-from tracepipe.reports.first_screen import screen
+from tracepipe.reports.first_screen import cuda_errors, screen
 from tracepipe.reports.report import COUNT, SHARE, Column, Report, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.store.schema import FUNCTIONS, INSTANT, IS_CALL, IS_TIMED
@@ -65,6 +65,7 @@ def _everything(run: Run, options: Options) -> Result:
     seen = glance_of(run)
     run.forget_columns()  # the rest is asked of the tables
     tables = [
+        *((table, 0) for table in cuda_errors(run)),
         *((table, 0) for table in (sentences(run, seen), gpu_time(seen))),
         _kernels(run, options),
         (occupancy_table(run, options.top), 0),

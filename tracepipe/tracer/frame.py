@@ -125,6 +125,8 @@ def footer_of(
         }
     if renderer is not None and renderer.gpus:
         footer["gpus"] = renderer.gpus
+    if renderer is not None and (errors := renderer.cuda_errors):
+        footer["cuda_errors"] = errors
     if renderer is not None and renderer.sampling:
         footer["sampling"] = renderer.sampling
     if filtered:

@@ -218,6 +218,7 @@ class _Session:
             cpu_losses=store.cpu_losses,
             filtered=footer.get("filtered", {}),
             ended_by=footer["ended_by"],
+            cuda_errors=tuple(footer.get("cuda_errors", ())),
             running=running,
             exit_code=exit_code,
             wall_ns=before_ns - start["monotonic_ns"],

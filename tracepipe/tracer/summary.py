@@ -54,7 +54,8 @@ class CaptureSummary:
     recording without windows. `recordings` are those of a flight recorder, whose counts and losses are then
     those of the last one. `error` is "" for a recording that is complete and has the requested name;
     otherwise it states what went wrong, and `hint` what to do. `stall_samples` are samples of what warps
-    wait for, which are no events. `running` has the processes that had been started by those that ended.
+    wait for, which are no events. `cuda_errors` are sentences on errors that kernels caused. `running` has
+    the processes that had been started by those that ended.
     """
 
     counts: dict[str, int]
@@ -72,6 +73,7 @@ class CaptureSummary:
     hint: str = ""
     recordings: tuple[Recording, ...] = ()
     stall_samples: int = 0
+    cuda_errors: tuple[str, ...] = ()
     running: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, as_command: bool = False) -> None:
@@ -95,6 +97,7 @@ def counts_text(counts: Mapping[str, int], stall_samples: int) -> str:
 
 def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
     """The lines that tell a user about a capture, the most important last."""
+    yield from summary.cuda_errors
     seconds = summary.wall_ns / 1e9
     if not summary.recordings:
         counts = counts_text(summary.counts, summary.stall_samples)

@@ -40,6 +40,7 @@ from tracepipe.tracer.gpu.engines.channel import (
     put_bounded,
     text,
 )
+from tracepipe.tracer.gpu.engines.failures import UnendedLaunch
 from tracepipe.tracer.gpu.engines.stalls import STALL_LAYER, STALLS_VARIABLE, StallDecoder, StallKind
 from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
@@ -153,6 +154,14 @@ def function_of(text: str) -> _Function:
     return _Function(name, "Launch" in name, bool(_COPIES.match(name)), bool(_ALLOCATES.search(name)))
 
 
+class _Open(NamedTuple):
+    """A launch whose kernel has not ended: when it was called, its stack, its kernel, "" without a record."""
+
+    start_ns: int = 0
+    stack: int = 0
+    kernel: str = ""
+
+
 class _Launches:
     """Matches a process's launch calls with the kernels that they started, by the number that they share.
 
@@ -163,19 +172,27 @@ class _Launches:
     """
 
     def __init__(self) -> None:
-        self.without_kernel: dict[int, None] = {}
+        self.open: dict[int, _Open] = {}
+        """Number of a launch → what is known of it; not of those whose kernel has ended."""
         self.ran: dict[int, None] = {}
         self._capturing = 0
         self._waiting: dict[int, tuple[int, list[Event]]] = {}
         """Number of the launch → until when its calls wait, and the calls; in order of arrival."""
         self._arguments: dict[int, dict[str, Any]] = {}
 
-    def add_call(self, correlation: int, event: Event, now_ns: int) -> Iterator[Event]:
+    @property
+    def without_kernel(self) -> set[int]:
+        """The launches of which no kernel came."""
+        return {correlation for correlation, launch in self.open.items() if not launch.kernel}
+
+    def add_call(self, correlation: int, event: Event, now_ns: int, stack: int) -> Iterator[Event]:
         """Take a call that has returned, and return the events that are complete now."""
         name, is_failed = event["name"], event["args"]["result"] != 0
         if not is_failed and _LAUNCHES.match(name):
-            if correlation not in self.ran and not self._capturing:
-                put_bounded(self.without_kernel, correlation, None, LAUNCHES_MAX)
+            if known := self.open.get(correlation):
+                self.open[correlation] = known._replace(start_ns=event["ts_ns"], stack=stack)
+            elif correlation not in self.ran and not self._capturing:
+                put_bounded(self.open, correlation, _Open(event["ts_ns"], stack), LAUNCHES_MAX)
         elif not is_failed and _BEGINS_CAPTURE.match(name):
             self._capturing += name.startswith("cuS")  # the runtime's calls have the driver's in them
         elif not is_failed and _ENDS_CAPTURE.match(name):
@@ -190,9 +207,11 @@ class _Launches:
                 yield from self._waiting.pop(next(iter(self._waiting)))[1]
             self._waiting.setdefault(correlation, (now_ns + WAIT_NS, []))[1].append(event)
 
-    def add_kernel(self, correlation: int, args: dict[str, Any]) -> list[Event]:
+    def add_kernel(self, correlation: int, args: dict[str, Any], *, has_ended: bool) -> list[Event]:
         """Take a kernel with its launch's arguments, and return the calls that are complete now."""
-        self.without_kernel.pop(correlation, None)
+        known = self.open.pop(correlation, _Open())
+        if not has_ended:
+            put_bounded(self.open, correlation, known._replace(kernel=args["kernel"]), LAUNCHES_MAX)
         put_bounded(self.ran, correlation, None, LAUNCHES_MAX)
         put_bounded(self._arguments, correlation, args, KERNELS_MAX)
         _, calls = self._waiting.pop(correlation, (0, []))
@@ -367,7 +386,7 @@ class KernelDecoder(Decoder):
             elif record.kind != KernelKind.TAKEN:
                 events += self._checked_events(self._work[record.pid], record, _NOT_ENDED)
         for pid, work in self._work.items():
-            if lost := work.left.keys() & work.launches.without_kernel.keys():
+            if work.left and (lost := work.left.keys() & work.launches.without_kernel):
                 self._unended[pid, "gpu_kernel", _NOT_TIMED] += len(lost)
             work.left.clear()
             events += work.with_clock(work.launches.late(work.now_ns))
@@ -378,6 +397,14 @@ class KernelDecoder(Decoder):
         self._unended.clear()
         self._recording.stacks.write_new(lines)
         _write(lines, events)
+
+    def find_unended(self) -> None:
+        failures, stacks = self._recording.failures, self._recording.stacks
+        for pid, work in self._work.items():
+            if failures.has_failed(pid) and work.launches.open:
+                correlation, first = min(work.launches.open.items(), key=lambda item: item[1].start_ns)
+                place = stacks.innermost(pid, first.stack)
+                failures.left(pid, UnendedLaunch(work.launch_id(correlation), first.kernel, place))
 
     def last(self, lines: Lines) -> None:
         works = self._work.values()
@@ -423,7 +450,7 @@ class KernelDecoder(Decoder):
                 # The arguments of the launch are in the form that other engines give its call.
                 args = {name: kernel[name] for name in ("grid", "block")} | {"shared_bytes": values[18]}
                 args |= {"stream": kernel["stream"], "kernel": self._recording.short_name(kernel["name"])}
-                made += work.launches.add_kernel(values[7], args)
+                made += work.launches.add_kernel(values[7], args, has_ended=values[1] > 0)
         # CUPTI has no times for work that had not ended when its records were requested.
         events = [event for event in made if event["ts_ns"]]
         if len(events) < len(made):
@@ -437,9 +464,9 @@ class KernelDecoder(Decoder):
             if record.kind != KernelKind.TAKEN:
                 continue
             until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
-            without_kernel = self._work[record.pid].launches.without_kernel
-            count = len(without_kernel)
-            without_kernel.clear()
+            launches = self._work[record.pid].launches
+            count = len(launches.without_kernel)
+            launches.open.clear()
             which = counted(count, "launch|launches and all later ones") if count else "later launches"
             reason = f"another profiler took over CUPTI in process {record.pid}: kernels of {which} are lost"
             self._recording.note(f"{reason}; run the program without that profiler to record them")
@@ -506,9 +533,10 @@ class KernelDecoder(Decoder):
         if (made_at := self._recording.stacks.id_of(record.pid, stack)) is not None:
             event["stack"] = made_at
         known = zip(("context", "stream", "event"), of_wait, strict=True)
+        self._recording.failures.returned(record.pid, event["name"], result)
         event["args"] = {"result": result, **{key: number for key, number in known if number != _NONE}}
         if is_launch or "Capture" in name:
-            yield from work.launches.add_call(correlation, event, record.time_ns)
+            yield from work.launches.add_call(correlation, event, record.time_ns, stack)
         else:
             yield event
 

@@ -46,6 +46,7 @@ from tracepipe.tracer.gpu.engines.channel import (
     records,
     text,
 )
+from tracepipe.tracer.gpu.engines.failures import Failures
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Conditions, Span, SpanKind
@@ -119,6 +120,12 @@ class PythonStacks:
         self._ids_of_processes[pid, number] = stack
         return stack
 
+    def innermost(self, pid: int, number: int) -> str:
+        """The innermost line of a process's stack, "" if it is not known."""
+        _, numbers = self._stacks.get((pid, number), (0, ()))
+        function, file, line = (self._frames.get((pid, numbers[0])) if numbers else None) or ("", "", 0)
+        return f"{file}:{line} {function}" if file else ""
+
     def write_new(self, lines: Lines) -> None:
         """Add the lines of the stacks whose ids were assigned since the last call."""
         for stack in self._new:
@@ -166,6 +173,7 @@ class Recording:
 
     def __init__(self, gpus: Mapping[str, int]) -> None:
         self.memory, self._refused = MemoryLimit(), Counter[str]()
+        self.failures = Failures()
         self.stacks, self.gpus = PythonStacks(self.memory), GpuNumbers(gpus)
         self.processes: dict[int, Process] = {}
         self.notes: list[str] = []
@@ -390,6 +398,9 @@ class Decoder(ABC):
     def last(self, lines: Lines) -> None:  # noqa: B027
         """At the end, add the lines of what waited for something that did not come."""
 
+    def find_unended(self) -> None:  # noqa: B027
+        """At the end, find the launches that errors are of."""
+
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events and their number, 0 for a record that is no event."""
         return self.layers.get(record.kind, ""), int(record.kind in self.layers)
@@ -459,6 +470,13 @@ class GpuRenderer:
     def sampling(self) -> list[dict[str, Any]]:
         """The processor time of processes that sample GPUs so far, in the form of a footer."""
         return [one for decoder in self._decoders for one in decoder.sampling]
+
+    @property
+    def cuda_errors(self) -> list[str]:
+        """Errors that kernels caused, in sentences."""
+        for decoder in self._decoders:
+            decoder.find_unended()
+        return self.recording.failures.texts
 
     @property
     def stall_samples(self) -> int:

@@ -35,6 +35,7 @@ from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.tracer.gpu.engines.api_calls import (
     ARGUMENTS_VARIABLE,
     CALL_ENTER,
+    CALL_EXIT,
     ApiCalls,
     CallLines,
     write_table,
@@ -49,8 +50,10 @@ from tracepipe.tracer.gpu.engines.channel import (
     Malformed,
     MemoryLimit,
     printable,
+    put_bounded,
     read_name,
 )
+from tracepipe.tracer.gpu.engines.failures import UnendedLaunch
 from tracepipe.tracer.gpu.engines.streams import (
     Decoder,
     Finder,
@@ -125,6 +128,9 @@ _NEEDED: Final = {"warp", "entry_ns", "exit_ns"}
 _OF_EXITS: Final = ("exit_ns", "exit_clk", "exit_mask")
 _OF_RANGES: Final = ("range_name", "range_clk", "range_dur_clk", "range_open")
 MARKS_LOST: Final = 11
+_CONTEXT_FAILED: Final = 2
+_LAUNCHES_MAX: Final = 1 << 14
+"""The number of launches whose stacks are remembered."""
 
 
 class Kernel(NamedTuple):
@@ -298,6 +304,8 @@ class _Work:
         self.streams = dict(_KNOWN_STREAMS)
         self.launch = 0
         self.of_launch: dict[str, Any] = {}
+        self.stacks: dict[int, int] = {}
+        """The last launches → their stacks."""
 
     def name(self, number: int) -> str:
         return self.process.names.get(number, f"unknown {number:#x}")
@@ -432,14 +440,18 @@ class WarpDecoder(Decoder):
             work = self._work[record.pid] = _Work(process)
         if kind == WarpKind.CALL_ENTER:
             (number,) = NAME.unpack_from(payload)
-            _, _, kernel, stack, *_ = CALL_ENTER.unpack_from(payload)
+            _, launch, kernel, stack, *_ = CALL_ENTER.unpack_from(payload)
+            if launch and stack:
+                put_bounded(work.stacks, launch, stack, _LAUNCHES_MAX)
             launched = self._recording.short_name(work.name(kernel)) if kernel else ""
             made_at = self._recording.stacks.id_of(record.pid, stack)
             self._recording.stacks.write_new(lines)
             start_ns = self._recording.resumed_ns
             self._calls.enter(lines, record, work.name(number), launched, made_at, start_ns)
         elif kind == WarpKind.CALL_EXIT:
-            self._calls.leave(lines, record, work.name(NAME.unpack_from(payload)[0]))
+            number, result, *_ = CALL_EXIT.unpack_from(payload)
+            self._recording.failures.returned(record.pid, work.name(number), result)
+            self._calls.leave(lines, record, work.name(number))
         elif kind == WarpKind.WARPS:
             warps, batch = self._warps(work, payload)
             lines.record(batch, warps)
@@ -449,7 +461,7 @@ class WarpDecoder(Decoder):
             if (event := self._kernel(work, record)) is not None:
                 lines.record(event)
         elif kind == WarpKind.LOST_WARPS:
-            lines.record(self._lost(record))
+            lines.record(self._lost(work, record))
         elif kind == Kind.CLOCK:
             gpu, source_ns, low_ns, high_ns = CLOCK.unpack_from(payload)
             if not low_ns <= high_ns <= TIME_LIMIT_NS or source_ns > TIME_LIMIT_NS:
@@ -519,12 +531,16 @@ class WarpDecoder(Decoder):
             of_launch = {**of_launch, "ranges": list(place)}
         return warps, {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **columns}
 
-    def _lost(self, record: GpuRecord) -> dict[str, Any]:
+    def _lost(self, work: _Work, record: GpuRecord) -> dict[str, Any]:
         launch, _, why, count = LOST_WARPS.unpack_from(record.payload)
         if count > COUNT_LIMIT:
             raise Malformed
         layer = _RANGES if why == MARKS_LOST else "gpu_warp"
         reason = LOST_WHY.get(why, f"reason {why}")
+        if why == _CONTEXT_FAILED:  # they come in order
+            kernel = str(work.of_launch["name"]) if work.launch == launch else ""
+            place = self._recording.stacks.innermost(record.pid, work.stacks.get(launch, 0))
+            self._recording.failures.left(record.pid, UnendedLaunch(launch, kernel, place))
         if launch:  # else the loss is of many launches
             reason = f"launch {launch}: {reason}"
         return self._recording.loss(layer, count, reason, record.time_ns)
