@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.hooks.slots import decode_command
+from tracepipe.hooks.ioctl import decode_command
 from tracepipe.tracer import ENGINES, CaptureRequest, capture
 from tracepipe.tracer.find.kernel import field_offsets
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tracepipe.hooks.slots import decode_command
+from tracepipe.hooks.ioctl import decode_command
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_upper_bits_of_the_register_are_not_part_of_a_command() -> None:
 
 def test_names_are_read_when_the_first_command_needs_them() -> None:
     program = (
-        "import tracepipe.hooks.slots as ioctl;"
+        "from tracepipe.hooks import ioctl;"
         "print(ioctl._nvidia_names.cache_info().currsize);"
         "ioctl.decode_command(37); ioctl.decode_command(38);"
         "print(ioctl._nvidia_names.cache_info().misses)"

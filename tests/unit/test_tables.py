@@ -123,10 +123,10 @@ def test_few_shapes_keep_their_numbers_when_arguments_are_forgotten(monkeypatch:
 def test_tables_are_crowded_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = new_tables()
     monkeypatch.setattr(tables_module, "KEPT_MAX", 3)
-    for at in range(3):
+    for at in range(6):
         tables.args_number({"a": at})
         assert not tables.crowded()
-    tables.args_number({"a": 3})
+    tables.args_number({"a": 6})
     assert tables.crowded()
     tables.keep(numbers(), numbers(1))
     assert not tables.crowded()

@@ -206,7 +206,7 @@ class FirstScreen:
         columns = drawn.drawn()
         kind, row, ts_ns, event = (columns[key] for key in ("kind", "row", "ts", "event"))
         of = self._kind[row]
-        for one in distinct(of).tolist():
+        for one in np.flatnonzero(np.bincount(of)).tolist():
             self._work(one, ts_ns[of == one])
         begins = (of != _OTHER) & (kind == BEGIN) & (event >= 0)
         if drawn.events is None or not begins.any():

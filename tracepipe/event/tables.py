@@ -22,7 +22,7 @@ from tracepipe.event.stacks import Stacks
 from tracepipe.native import library
 from tracepipe.units import counted
 
-# At most this many shapes and arguments, and this much of their text, are kept between two batches.
+# At most this many shapes, twice as many arguments, and this much of their text are kept between two batches.
 KEPT_MAX = 1 << 13
 KEPT_BYTES_MAX = 2 << 20
 Args = dict[str, Any]
@@ -186,7 +186,8 @@ class Tables:
 
     def crowded(self) -> bool:
         """Whether it is time to forget what is not in use any more and to number the rest again."""
-        return max(len(self.shapes), self.args_count) > KEPT_MAX or self.text_bytes() > KEPT_BYTES_MAX
+        many = len(self.shapes) > KEPT_MAX or self.args_count > 2 * KEPT_MAX
+        return many or self.text_bytes() > KEPT_BYTES_MAX
 
     def text_bytes(self) -> int:
         """The bytes of text that are kept."""

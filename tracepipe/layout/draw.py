@@ -207,7 +207,9 @@ class Layout:
             self._rows.name_threads(events)
             apart = self._rows.flagged("switches", events)
             if len(apart):
-                switches, events = events.take(apart), events.take(np.delete(np.arange(len(events)), apart))
+                stays = np.ones(len(events), np.bool_)
+                stays[apart] = False
+                switches, events = events.take(apart), events.take(np.flatnonzero(stays))
             of_shape, single = self._rows.of_shape, events.shape == SPECIAL
             if len(of_shape):
                 numbers = np.maximum(events.shape, 0)

@@ -34,7 +34,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.tables import NativeTables
 from tracepipe.event.vocabulary import COPY_KINDS, direction_named
-from tracepipe.hooks.slots import decode_command
+from tracepipe.hooks.ioctl import decode_command
 from tracepipe.native import library
 from tracepipe.readers.bpftrace_records import (
     NO_TIME,

@@ -154,12 +154,15 @@ class NativeLines:
         self._begin(int(newlines) + 1, len(text))
         self._read(text)
         ts, stem, dur, foreign = self._ts, self._stem, self._dur, self._stem == NONE
-        whole = self._is_whole[stem]
-        foreign |= whole & (dur > ts)
-        if not self._lines.knows_no_start:
+        self._line_ts = ts
+        if not self._has_event[: len(self._stems)].all() or foreign.any():
+            self._line_ts = np.where(self._has_event[stem], ts, 0)
+        if self._is_whole.any():
+            whole = self._is_whole[stem]
+            foreign |= whole & (dur > ts)
+            self._ts = ts - np.where(whole, dur, 0)
+        if self._has_no_start.any() and not self._lines.knows_no_start:
             foreign |= self._has_no_start[stem]
-        self._line_ts = np.where(self._has_event[stem], ts, 0)
-        ts[whole] -= dur[whole]
         self._phases[: self.count] = self._role[stem]
         lines = text.split(b"\n") if foreign.any() else []
         start = 0

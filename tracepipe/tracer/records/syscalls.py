@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable
 
 from tracepipe.event.vocabulary import LEFT_STATES, RUNNABLE
-from tracepipe.hooks.slots import Texts, command_text
+from tracepipe.hooks.ioctl import command_text
+from tracepipe.hooks.slots import Texts
 
 _FD, _COUNT, _AREA = ("fd", 0), ("count_bytes", 2), (("address", 0), ("size_bytes", 1))
 # Name → its numbers on x86_64 and aarch64, and the recorded arguments by position; the others are addresses
