@@ -74,6 +74,8 @@ class SyntheticKernel:
     late_sms: tuple[int, ...] = ()
     delay: float = 0.0
     """Of the late lanes, warps, blocks or blocks of the late SMs."""
+    rest: float = 0.0
+    """How much longer the block takes that ends last, whichever it is, as it does the rest of the work."""
     trend: float = 0.0
     """By how much the last block takes longer than the first."""
     in_order: float = 0.0
@@ -145,6 +147,7 @@ class SyntheticKernel:
             lanes[:, :, lane] += struck * self.delay
         life, lanes = life * self.life_ns, lanes * self.life_ns + self.lane_step_ns * np.arange(LANES)
         start, sm, life = self._place(life, lanes)
+        life[int((start + life.max(axis=1)).argmax())] += self.rest * self.life_ns
         start += 1e6 * self.life_ns * launch
         entry = start[:, None] + 4.0 * np.arange(self.warps)
         exits = (entry + life)[:, :, None] + lanes

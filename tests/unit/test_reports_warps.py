@@ -17,6 +17,7 @@ from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import warps
+from tracepipe.reports.report import sentences
 from tracepipe.store.run import load_run
 from tracepipe.tracer.gpu.engines.warps import thread_lines
 
@@ -43,6 +44,15 @@ def test_a_recorded_divergence_is_reported_and_none_is_in_a_vector_addition() ->
     times = {row["kernel"]: row for row in found["times"]}
     assert (times["vectorAdd"]["life_p50_ns"], times["vectorAdd"]["skew_p50_ns"]) == (508, 31)
     assert report(fixture("capture-h200"))["findings"] == []
+
+
+def test_findings_are_looked_for_in_kernels_beyond_those_shown(tmp_path: Path) -> None:
+    found = report(fixture("gpu-h200"), kernel="vectorAdd|threeReturns", top=1)
+    assert len(found["kernels"]) == len(found["times"]) == 1
+    assert {one["kernel"] for one in (*found["kernels"], *found["findings"])} == {"vectorAdd", "threeReturns"}
+    assert "more kernel, which the findings include, is not listed: --top 0 lists all" in str(found["notes"])
+    drawn = sentences("findings", "Findings", [{"n": n} for n in range(5)], "{0[n]}".format, top=3)
+    assert [*drawn.draw(80, True)] == ["Findings", "0", "1", "2", "… and 2 more: --top 0 shows all"]
 
 
 def test_threads_of_bpftime_are_warps_too() -> None:

@@ -29,6 +29,12 @@ def test_binomial_chances(tries: int, data: st.DataObject, chance: float) -> Non
     assert statistics.binomial_above(count, tries, chance) == pytest.approx(greater, rel=1e-7, abs=1e-300)
 
 
+@given(st.lists(st.floats(1e-9, 1), min_size=1, max_size=70))
+def test_p_values_together(p_values: list[float]) -> None:
+    expected = stats.combine_pvalues(p_values, method="fisher").pvalue
+    assert statistics.combined(np.array(p_values)) == pytest.approx(expected, rel=1e-7, abs=1e-300)
+
+
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=70))
 def test_bounds_of_a_median(values: list[int]) -> None:
     bounds = stats.quantile_test(values, q=0.0, p=0.5).confidence_interval(0.95)

@@ -284,6 +284,18 @@ def test_late_blocks_that_end_before_others_are_not_a_finding() -> None:
     assert (finding.kind, finding.numbers["blocks"]) == ("straggler", [120, 121])
 
 
+def test_a_block_that_ends_last_and_does_the_rest_is_a_pattern_of_the_launches() -> None:
+    """By 12%, which is far in some launches only, and by 40%; uniform kernels have none."""
+    for rest in (0.12, 0.4):
+        (finding,) = found(SyntheticKernel(blocks=128, launches=4, rest=rest).run(5))
+        assert (finding.kind, finding.numbers["of"]) == ("straggler", "last block")
+        assert len(finding.numbers["blocks"]) == 4 and "launch" not in finding.numbers
+        assert "another one in each of 4 launches and always the last to end" in finding.evidence
+        assert "does the rest of the work" in finding.cause
+    uniform = [SyntheticKernel(blocks=128, launches=4, noise=n).run(s) for n in NOISES for s in range(10)]
+    assert [one for kernel in uniform for one in found(kernel)] == []
+
+
 def test_slots_that_something_else_occupied_once_make_no_wave() -> None:
     free: Any = [(b, 0, b % 2, 0, [(1_000, FULL)]) for b in range(4)]
     held_up: Any = [(b, 0, 0, b // 3 * 1_100, [(b // 3 * 1_100 + 1_000, FULL)]) for b in range(4)]

@@ -90,10 +90,15 @@ class Drawing:
 
 
 def sentences(
-    name: str, heading: str, data: Sequence[dict[str, Any]], text: Callable[[Any], str], empty: str = ""
+    name: str,
+    heading: str,
+    data: Sequence[dict[str, Any]],
+    text: Callable[[Any], str],
+    empty: str = "",
+    top: int = 0,
 ) -> Drawing:
     """A drawing of sentences under a heading; `text` returns the sentence of one of `data`. Where there are
-    none, `empty` is shown instead, or nothing.
+    none, `empty` is shown instead, or nothing. Only the first `top` are drawn, or all for 0.
     """
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
@@ -101,8 +106,10 @@ def sentences(
             yield heading
         if empty and not data:
             yield empty
-        for one in data:
+        for one in data[: top or None]:
             yield from textwrap.wrap(text(one), max(width, 40), subsequent_indent="  ")
+        if 0 < top < len(data):
+            yield f"… and {len(data) - top} more: --top 0 shows all"
 
     return Drawing(name, draw, lambda: data)
 

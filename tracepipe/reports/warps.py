@@ -27,7 +27,7 @@ from tracepipe.event.groups import RowsByNumber, number_rows, sums_by
 from tracepipe.libraries import np
 from tracepipe.options import OTHER_RUN, Option, regex
 from tracepipe.reports.kernel_choice import no_such_kernel
-from tracepipe.reports.report import Column, Drawing, Report, Result, Table, sentences
+from tracepipe.reports.report import Column, Drawing, Report, Result, Table, not_listed, sentences
 from tracepipe.reports.stalls_and_warps import side_by_side
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted
@@ -44,7 +44,9 @@ class Options:
 
     kernel: Annotated[str, Option("Show kernels whose name this regular expression finds.", "REGEX")] = ""
     launch: Annotated[int | None, Option("Show only the launch with this id.", "ID")] = None
-    top: Annotated[int, Option("Show the N kernels with the most warps; 0: all.", "N")] = 20
+    top: Annotated[
+        int, Option("Show the N kernels with the most warps, and N findings in all kernels; 0: all.", "N")
+    ] = 20
     stalls: Annotated[
         str, Option("Compare the findings with the stall reasons of this recording.", OTHER_RUN)
     ] = ""
@@ -58,7 +60,7 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     if not kernels:
         every = kernels_of(run, "", None).names()
         if options.kernel == "" and options.launch is None:
-            return Result("WARPS", [_findings(find_all([]), Counter())], [_NO_WARPS])
+            return Result("WARPS", [_findings(find_all([]), Counter(), 0)], [_NO_WARPS])
         if not every:
             hint = f"{_NO_WARPS[0].upper()}{_NO_WARPS[1:]}."
             raise TracepipeError("There are no warps to choose from.", hint)
@@ -67,28 +69,31 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
         of_kernel = f" of a kernel with {options.kernel!r} in its name" if options.kernel else ""
         message = f"No warps of launch {options.launch}{of_kernel} were recorded."
         raise TracepipeError(message, "Leave out --launch to see all.")
-    shown = kernels.first(options.top)
-    found = find_all(shown)
+    called, rows, count = kernels.names(), list[_KernelRows](), options.top or len(kernels)
+
+    def measure(kernel: KernelWarps) -> None:
+        if len(rows) < count:
+            rows.append(_kernel_rows(kernel, called[kernel.kernel] > 1))
+
+    found = find_all(kernels, measure)
     ranges = ranges_table(run, options.kernel, options.launch, options.top)
     in_order = {
         one.kernel for one in found.findings if (one.kind, one.numbers.get("of")) == ("wave", "warps")
     }
-    called = shown.names()
-    rows = [_kernel_rows(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
+    # A finding already states their order.
+    rows = [one._replace(order=None) if one.kernel_name in in_order else one for one in rows]
     occupancy = achieved_table(run, [one.achieved for one in rows if one.achieved])
     of_kernels = Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in rows], _SHAPE_NOTE)
     times = Table("times", "Warps", _TIME_COLUMNS, [one.time for one in rows], _TIME_NOTE)
     parts = (of_kernels, occupancy if occupancy.rows else None, times, ranges)
-    drawn = (_occupancy(rows), *_few(rows), _findings(found, called))
+    drawn = (_occupancy(rows), *_few(rows), _findings(found, called, options.top))
     result = Result("WARPS", [part for part in (*parts, *drawn) if part])
-    if more := len(kernels) - len(shown):
-        words = "more kernel|kernels was|were not analyzed: --top 0 analyzes all"
-        result.notes.append(counted(more, words))
+    result.notes += not_listed(len(kernels) - len(rows), "kernel|kernels, which the findings include,")
     if stalls is not None:
         together, notes = side_by_side(stalls, run, called)
         result.parts += together
         result.notes += notes
-    result.notes += _limits(found, rows)
+    result.notes += _limits(found, rows, len(kernels))
     return result
 
 
@@ -145,6 +150,7 @@ class _KernelRows(NamedTuple):
     """The rows of a kernel in the tables, and its active warps over a launch."""
 
     kernel: str
+    kernel_name: str
     shape: tuple[Any, ...]
     time: tuple[Any, ...]
     few: list[tuple[Any, ...]]
@@ -155,10 +161,8 @@ class _KernelRows(NamedTuple):
     rows_mixed: bool
 
 
-def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _KernelRows:
-    """`has_order`: a finding already states the order of its warps. `has_namesakes`: another kernel has the
-    same name, and the grid distinguishes them.
-    """
+def _kernel_rows(kernel: KernelWarps, has_namesakes: bool) -> _KernelRows:
+    """`has_namesakes`: another kernel has the same name, and the grid distinguishes them."""
     is_timed = kernel.has_entries and kernel.has_exits
     grid = _grid_text(kernel.grid)
     name = f"{kernel.kernel} {grid}" if has_namesakes and grid else kernel.kernel
@@ -186,10 +190,11 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
         spread = [_whole(np.median(known_ns)), int(known_ns.max())]
     return _KernelRows(
         name,
+        kernel.kernel,
         (name, grid, *counts, duration, sms, blocks_per_sm, waves, active),
         (name, *life, *skew, *spread),
         [(name, *warp) for warp in one_by_one(kernel)],
-        None if has_order else order_of_exits(kernel),
+        order_of_exits(kernel),
         [round(float(n), 1) for n in active_warps(kernel)] if is_timed else [],
         achieved,
         kernel.still_running,
@@ -256,8 +261,10 @@ def _occupancy(kernels: list[_KernelRows]) -> Drawing:
     return Drawing("occupancy", draw, lambda: data)
 
 
-def _findings(found: Searched, called: Counter[str]) -> Drawing:
-    """The findings as text and data. `called`: how many of the analyzed kernels have each name."""
+def _findings(found: Searched, called: Counter[str], top: int) -> Drawing:
+    """The findings as data, and as text the first `top`, or all for 0. `called`: how many kernels have each
+    name.
+    """
 
     def text(finding: dict[str, Any]) -> str:
         grid = f" {_grid_text(finding['grid'])}" if finding["grid"] and called[finding["kernel"]] > 1 else ""
@@ -266,11 +273,11 @@ def _findings(found: Searched, called: Counter[str]) -> Drawing:
     none = "None: no difference in these warps is beyond noise and large enough."
     if sum(map(len, found.skipped.values())) == len(FINDERS) * called.total():
         none = "None: this recording lacks what the tests need; see the notes below."
-    return sentences("findings", "Findings", [one.as_json() for one in found.findings], text, none)
+    return sentences("findings", "Findings", [one.as_json() for one in found.findings], text, none, top)
 
 
-def _limits(found: Searched, kernels: list[_KernelRows]) -> Iterator[str]:
-    """The kinds that could not be looked for, and what else limits the findings."""
+def _limits(found: Searched, kernels: list[_KernelRows], count: int) -> Iterator[str]:
+    """The kinds that could not be looked for in `count` kernels, and what else limits the findings."""
     rate = f"{FALSE_ALARM_RATE:.0%}"
     yield f"false alarms: at most {rate} of recordings of uniform kernels get a finding of any one kind"
     kinds: dict[tuple[str, str], list[str]] = {}
@@ -279,7 +286,7 @@ def _limits(found: Searched, kernels: list[_KernelRows]) -> Iterator[str]:
         for kernel_name, reason in skipped:
             by_reason.setdefault(reason, set()).add(kernel_name)
         for reason, names in by_reason.items():
-            which = "" if len(skipped) == len(kernels) == len(names) else f" in {', '.join(sorted(names))}"
+            which = "" if len(skipped) == count == len(names) else f" in {_first(sorted(names))}"
             kinds.setdefault((which, reason), []).append(kind)
     for (which, reason), of_reason in kinds.items():
         yield f"not looked for{which}: {', '.join(of_reason)}: {reason}"
@@ -296,6 +303,13 @@ def _limits(found: Searched, kernels: list[_KernelRows]) -> Iterator[str]:
             )
 
 
+def _first(names: list[str]) -> str:
+    """The first names of a list."""
+    more = [f"{len(names) - _NAMES} more"] if len(names) > _NAMES else []
+    return ", ".join([*names[:_NAMES], *more])
+
+
+_NAMES = 20
 _RANGE_COLUMNS = (
     Column("kernel", "kernel"),
     Column("range", "range"),

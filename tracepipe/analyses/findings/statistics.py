@@ -41,6 +41,11 @@ def binomial_above(count: int, tries: int, chance: float) -> float:
     return float(special.betainc(count, tries - count + 1, chance)) if count > 0 else 1.0
 
 
+def combined(p_values: Floats) -> float:
+    """The chance of p values of independent tests that are as small together (Fisher's method)."""
+    return float(special.gammaincc(p_values.size, -np.log(np.maximum(p_values, 1e-300)).sum()))
+
+
 def median_interval(values: AnyArray, confidence: float) -> tuple[float, float]:
     """Distribution-free bounds of the median of `values`, shape `(n,)`; infinite if these are too few."""
     ordered, count = np.sort(values), len(values)

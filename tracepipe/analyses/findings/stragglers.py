@@ -30,7 +30,7 @@ from tracepipe.analyses.findings.block_times import (
 )
 from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
-from tracepipe.analyses.findings.statistics import chance_in_rows, medians_by, ranks_in_rows
+from tracepipe.analyses.findings.statistics import chance_in_rows, combined, medians_by, ranks_in_rows
 from tracepipe.analyses.findings.waves import share_saved
 from tracepipe.event.columns import Bools, Floats, Ints
 from tracepipe.event.groups import number_rows
@@ -77,14 +77,8 @@ def beyond_the_tail(values: Floats, step: float, least: float) -> Outlying | Non
     """
     if values.size < MIN_VALUES:
         return None
-    # Rounding makes ties, and a tie has no spacing. Random offsets within the step undo the rounding.
-    most = values.size - 1
-    spread = values + np.random.default_rng(0).uniform(-step / 2, step / 2, values.size)
-    tail = min(int(values.size * TAIL_SHARE), MOST_OF_TAIL)
-    order = np.argpartition(spread, most - tail)[most - tail :]
-    order = order[np.argsort(-spread[order])]
-    far = int((spread[order] - np.median(spread) >= least).sum())
-    excess = spread[order[:-1]] - spread[order[-1]]
+    order, excess, far_ns = _tail(values, step)
+    far = int((far_ns >= least).sum())
     p_values = [
         _chance_of_gap(excess, above) * above * (above + 1) * CAUTION
         for above in range(1, min(far, MOST_OUTLYING, max(1, values.size // 16)) + 1)
@@ -93,6 +87,19 @@ def beyond_the_tail(values: Floats, step: float, least: float) -> Outlying | Non
         return None
     count = int(np.argmin(p_values)) + 1
     return Outlying(order[:count], min(1.0, p_values[count - 1]))
+
+
+def _tail(values: Floats, step: float) -> tuple[Ints, Floats, Floats]:
+    """The indices of the values that form the tail and of the one below, the largest first; how far those of
+    the tail are above that one, and how far all are above the median.
+    """
+    # Rounding makes ties, and a tie has no spacing. Random offsets within the step undo the rounding.
+    most = values.size - 1
+    spread = values + np.random.default_rng(0).uniform(-step / 2, step / 2, values.size)
+    tail = min(int(values.size * TAIL_SHARE), MOST_OF_TAIL)
+    order = np.argpartition(spread, most - tail)[most - tail :]
+    order = order[np.argsort(-spread[order])]
+    return order, spread[order[:-1]] - spread[order[-1]], spread[order] - np.median(spread)
 
 
 def _chance_of_gap(excess: Floats, above: int) -> float:
@@ -139,6 +146,14 @@ LAUNCH_CAUSE = (
     "something outside the kernel that affected these blocks once: a page that had to be moved, another "
     "kernel on the same SM, preemption"
 )
+LAST_CAUSE = (
+    "the block that finishes last does the rest of the work, as in a reduction with an atomic counter and "
+    "__threadfence"
+)
+SHARE_OF_LAST = 0.1
+"""Its share of the false-alarm rate of single launches: all launches together are strong evidence."""
+LEAST_LAUNCHES = 3
+"""The least number of launches that show that another block is late each time."""
 
 BORDER_CAUSE = "bounds checks, partial tiles or halo loads that inner blocks do not have"
 EXITS_ONLY = ", or blocks that started last, as no entries were recorded"
@@ -158,7 +173,10 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     findings = [] if found is None else _blocks(kernel, late, found, alpha)
     if kernel.launches.size > 1:
         is_reported = np.isin(late.profile_row, found.indices) if findings and found else None
-        findings += _single_launches(kernel, late, is_reported, alpha)
+        alternates = kernel.launches.size >= LEAST_LAUNCHES and not findings
+        of_last = alpha * SHARE_OF_LAST if alternates else 0.0
+        last = _last_of_each_launch(kernel, late, of_last) if alternates else []
+        findings += last or _single_launches(kernel, late, is_reported, alpha - of_last)
     return findings + _border(kernel, late, border, alpha) if with_border else findings
 
 
@@ -223,6 +241,32 @@ def _single_launches(
         finding.numbers["launches_with_stragglers"] = len(candidates)
         findings.append(finding)
     return findings
+
+
+def _last_of_each_launch(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
+    """The finding where in each launch another block is late, which is the last to end. The gaps of all
+    launches are judged together (Fisher's method), so that they need not be far beyond the tail in each.
+    """
+    rows, chances = list[int](), list[float]()
+    for first, last in pairwise(kernel.block_bounds.tolist()):
+        if last - first < MIN_VALUES:
+            return []
+        order, excess, _ = _tail(late.rows_ns[first:last], float(kernel.clock_step_ns))
+        if kernel.blocks.end_ns[first + order[0]] < kernel.blocks.end_ns[first:last].max():
+            return []
+        rows.append(first + int(order[0]))
+        chances.append(min(1.0, _chance_of_gap(excess, 1) * CAUTION))
+    own = np.array(rows)
+    blocks = np.sort(kernel.blocks.block[own])
+    p_value = combined(np.array(chances))
+    excess_ns = float(np.median(late.rows_ns[own]))
+    is_another = np.unique(blocks).size > blocks.size / 2
+    if p_value > alpha or not is_another or excess_ns < least_excess_ns(kernel):
+        return []
+    where = f", another one in each of {blocks.size} launches and always the last to end"
+    finding = _finding(kernel, late, Outlying(own, p_value), (np.unique(blocks), own), (where, LAST_CAUSE))
+    finding.numbers["of"] = "last block"
+    return [finding]
 
 
 def _finding(
