@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 from typing import Any
@@ -67,6 +68,33 @@ def test_the_bounds_check_of_a_vector_addition_is_not_divergence() -> None:
     assert found(warps([*rows, (3, 0, 3, 0, guard)], (4, 1, 1))) == []
     # The same warp is a finding where the grid goes on behind it.
     assert [f.kind for f in found(warps([*rows, (3, 0, 3, 0, guard)], (64, 1, 1)))] == ["divergence"]
+
+
+@pytest.mark.parametrize(("apart_ns", "is_divergence"), [((3_000, 9_000), False), ((80_000, 90_000), True)])
+def test_exits_that_patches_hold_up_are_not_divergence_and_heavy_blocks_are_found(
+    apart_ns: tuple[int, int], is_divergence: bool
+) -> None:
+    """Rows of power-law length, each of a warp whose lane 0 stores the sum; 64 warps on an SM."""
+    rng, rows, sms, launches = np.random.default_rng(1), list[Any](), 4, 3
+    work_ns = np.minimum(rng.pareto(1.6, (500, 8)) * 48 + 612, 48_000)
+    for launch in range(launches):
+        free = [(launch * 10**9, slot % sms) for slot in range(8 * sms)]
+        heapq.heapify(free)
+        for block, of_warps in enumerate(work_ns):
+            entry_ns, sm = heapq.heappop(free)
+            first_ns = entry_ns + (of_warps * rng.uniform(0.9, 1.1, 8)).astype(int)
+            last_ns = first_ns + rng.integers(*apart_ns, 8)
+            exits = zip(first_ns.tolist(), last_ns.tolist(), strict=True)
+            rows += [
+                (block, warp, sm, entry_ns, [(first, FULL ^ 1), (last, 1)])
+                for warp, (first, last) in enumerate(exits)
+            ]
+            heapq.heappush(free, (int(last_ns.max()) + 100, sm))
+    launch = np.repeat(np.arange(launches), len(rows) // launches)
+    kernel = warps(rows, (500, 1, 1), launch, is_patched=True)
+    kinds = {one.kind: one.numbers for one in found(kernel)}
+    assert ("divergence" in kinds) == is_divergence
+    assert is_divergence or kinds["imbalance"]["across"] == "blocks"
 
 
 def test_a_delay_that_costs_little_is_not_divergence() -> None:
@@ -573,7 +601,8 @@ warp_rows = st.tuples(
 @given(st.lists(warp_rows, min_size=1, max_size=80), st.booleans(), st.booleans())
 @pytest.mark.filterwarnings("error")
 def test_whatever_was_recorded_can_be_looked_at(rows: Any, lanes_timed: bool, mixed: bool) -> None:
-    kernel = warps(rows, (7, 1 << 31, 1 << 31), lanes_timed=lanes_timed, rows_mixed=mixed)
+    flags = {"lanes_timed": lanes_timed, "rows_mixed": mixed, "is_patched": not lanes_timed}
+    kernel = warps(rows, (7, 1 << 31, 1 << 31), **flags)
     for finding in found(kernel):
         json.dumps(finding.as_json(), allow_nan=False)
     json.dumps(one_by_one(kernel), allow_nan=False)

@@ -47,8 +47,8 @@ def lacks_blocks(kernel: KernelWarps) -> str | None:
 def block_values(kernel: KernelWarps) -> Floats:
     """How long each block took, from its first entry to its last exit, shape `(blocks,)`. Where no entry is
     known, it is the time of its last exit after the kernel's first one."""
-    begin_ns = kernel.blocks.entry_ns if kernel.has_entries else kernel.last_exit_ns.min()
-    return (kernel.blocks.end_ns - begin_ns).astype(np.float64)
+    begin_ns = kernel.blocks.entry_ns if kernel.has_entries else kernel.done_ns.min()
+    return (np.maximum.reduceat(kernel.done_ns, kernel.block_starts) - begin_ns).astype(np.float64)
 
 
 def block_life_ns(kernel: KernelWarps) -> float:

@@ -155,7 +155,7 @@ def _recorded(kernel: KernelWarps, warps: Ints, place: str) -> Finding | None:
         share = max(idle_share, delay / max(kernel.warp_scale_ns, 1.0))
         is_of_most = warps.size >= MOST_OF_KERNEL * kernel.launch.size
         is_worth = share >= MIN_SHARE and (idle_share >= MIN_SAVED or is_of_most)
-    if not is_worth or delay < kernel.least_ns:
+    if not is_worth or delay < kernel.least_ns or (kernel.exits_by_patches and not place):
         return None
     return _finding(kernel, Diverging(warps, warps.size, delays, idle_share, masks[warps]), place)
 

@@ -17,6 +17,12 @@ MAX_ROWS = 4096
 MAX_BLOCKS = 1 << 17
 """The same where a test needs hundreds for each SM, or along the grid."""
 
+PATCH_ALONE_NS, PATCH_NS = 465, 146
+"""What a patch at a warp's entry or exit takes, alone, and for each one that runs on its SM meanwhile: the
+most that was measured on an H200, 920 and 290 cycles at 1.98 GHz, with patches that do nothing."""
+PATCHES_AT_MOST = 2
+"""The factor up to which exits that are apart may be apart by the patches."""
+
 
 def sample(indices: Ints, most: int = MAX_ROWS) -> Ints:
     """At most `most` of `indices`, in their order; the same ones each time. Shapes `(n,)`."""
@@ -88,6 +94,8 @@ class KernelWarps:
     """How many SMs the GPU has."""
     cluster_of: Callable[[int], int] = lambda _: 1
     """How many blocks a cluster has, of the launch with an id in the recording."""
+    is_patched: bool = False
+    """Its code was patched to record its warps, which takes time at their entries and exits."""
     still_running: int = 0
     """Warps that had not exited when the recording ended; the columns do not contain them."""
 
@@ -257,6 +265,37 @@ class KernelWarps:
         """Flags the warps whose lanes did not all exit at the same reading of the clock."""
         later: Bools = self.last_exit_ns > self.first_exit_ns
         return later
+
+    @cached_property
+    def exits_by_patches(self) -> bool:
+        """Whether the exits of warps that diverge are no further apart than what records them takes: a patch
+        runs at each entry and exit, and those of an SM take turns.
+        """
+        rows = sample(np.flatnonzero(self.diverges))
+        if not self.is_patched or not self.has_sms or not self.has_entries or not rows.size:
+            return False
+        first_ns = int(min(self.exit_ns.min(), self.entry_ns.min()))
+        span_ns = int(max(self.exit_ns.max(), self.entry_ns.max())) - first_ns + 1
+        if span_ns * (int(self.sm.max()) + 1) >= 1 << 62:
+            return False
+
+        def place(sm: Ints, time_ns: Ints) -> Ints:
+            """The time, with that of each SM apart."""
+            found: Ints = sm * np.int64(span_ns) + (time_ns - first_ns)
+            return found
+
+        patched = place(self.sm[self.exit_warp], self.exit_ns), place(self.sm, self.entry_ns)
+        times = np.sort(np.concatenate(patched))
+        ends = (place(self.sm[rows], of[rows]) for of in (self.first_exit_ns, self.last_exit_ns))
+        first, last = (np.searchsorted(times, end, side="right") for end in ends)
+        cost_ns = PATCH_ALONE_NS + PATCH_NS * (last - first)
+        apart_ns = self.last_exit_ns[rows] - self.first_exit_ns[rows]
+        return bool(np.median(apart_ns - PATCHES_AT_MOST * cost_ns) <= 0)
+
+    @cached_property
+    def done_ns(self) -> Ints:
+        """When each warp's work ended: at its last exit, or at its first one if patches make the rest."""
+        return self.first_exit_ns if self.exits_by_patches else self.last_exit_ns
 
     def lane_times(self, warps: Ints) -> Floats:
         """When each lane of `warps` exited, after its warp's first exit. Shape `(warps, 32)`, nan where no

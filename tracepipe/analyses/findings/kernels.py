@@ -25,6 +25,8 @@ FULL_MASK = (1 << LANES) - 1
 MOST_REPEATED = 0.25
 """The largest share of thread indices that may recur in an input without blocks; with more, its warps count
 as mixed."""
+_PATCHES = "sanitizer"
+"""The engine that patches the code of kernels, as headers call it."""
 _ENTRY, _EXIT, _OTHER = 0, 1, 2
 _EVENTS = {"entry": _ENTRY, "exit": _EXIT}
 _LATEST_NS = (1 << 63) - 1
@@ -167,6 +169,7 @@ def _of_records(run: Run, kernel: dict[str, Any], rows: Ints, exit_rows: Ints) -
         block_size=_three(kernel["block"]),
         sm_count=sm_count if type(sm_count) is int else None,
         cluster_of=partial(_blocks_of_cluster, run, kernel),
+        is_patched=_PATCHES in run.facts.header.engine.split(", "),
     )
     return sort_warps(unsorted)
 

@@ -87,7 +87,7 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 
 def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
     # In warps whose lanes exited together no lane was late: where most warps are such, the median is 0.
-    if kernel.diverges.mean() < 0.5:
+    if kernel.diverges.mean() < 0.5 or kernel.exits_by_patches:
         return []
     rows = sample(np.flatnonzero(kernel.diverges))
     times = kernel.lane_times(rows)
