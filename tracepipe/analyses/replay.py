@@ -41,6 +41,8 @@ _UNMEASURED_MOST: Final = 0.25
 _STEPS_LEAST: Final = 5
 # A host whose steps are shorter than this share of those of its GPU runs far ahead.
 _AHEAD: Final = 0.9
+# How much earlier a rank must leave than another comes, to have left without it.
+_EARLY_NS: Final = 50_000
 # The driver takes about 1,024 launches before it makes the host wait.
 _QUEUE_MOST: Final = 1_000
 _REASONS: Final = (
@@ -255,10 +257,16 @@ class Replay:
         self._weight[1 : 2 * rows : 2] = np.where(self.what == WAIT, 0, self.alone_ns)
         self._weight[2 * members + 1] = 0
         self._weight[self._joins_at] = transfer_ns
+        ahead_ns = np.repeat(np.array(self._ahead_ns, np.int64), np.diff(self.bounds))[members]
+        came_ns = self._joined("start_ns")[members] + ahead_ns
+        last_ns = np.full(len(first), _NEVER)
+        np.maximum.at(last_ns, number, came_ns)
+        # A rank that sends may leave before the one that receives has come.
+        leaves = came_ns + lengths_ns[members] < last_ns[number] - _EARLY_NS
         edges: list[tuple[Int64s, Int64s, Int64s, int]] = [
             (self._joins_at[number], self._starts_at, np.zeros(len(members), np.int64), _JOIN),
-            (2 * members + 1, self._joins_at[number], np.zeros(len(members), np.int64), _MEET),
-            (2 * members + 1, self._starts_at, np.full(len(members), _NEVER), _SELF),
+            (2 * members + 1, self._joins_at[number], np.where(leaves, _NEVER, 0), _MEET),
+            (2 * members + 1, self._starts_at, np.where(leaves, lengths_ns[members], _NEVER), _SELF),
         ]
         self._hidden: list[float] = []
         least_ns = min(

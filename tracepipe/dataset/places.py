@@ -24,7 +24,7 @@ from tracepipe.store.tables import connect
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-FORMAT: Final = "tracepipe-dataset/4"
+FORMAT: Final = "tracepipe-dataset/5"
 """What `dataset.json` says the folder is; it changes when a column changes its meaning."""
 RANKS: Final = "ranks"
 """The layer with a row for each rank: a rank without it is not there."""
@@ -133,6 +133,9 @@ class Rank(NamedTuple):
     lost: int
     skipped_lines: int
     notes: list[str]
+    has_calls: bool
+    far_ahead: bool
+    unknown: str
 
     @property
     def recording(self) -> Source:

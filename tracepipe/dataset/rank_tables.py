@@ -5,6 +5,7 @@ collectives, and what it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,15 +21,17 @@ from tracepipe.analyses.gpu_work import (
     gpu_work,
     kinds_of,
 )
+from tracepipe.analyses.program import WAIT, Program, program_of
 from tracepipe.analyses.steps import loading_of, steps_of
 from tracepipe.dataset import collectives
 from tracepipe.dataset.identity import identity_of
 from tracepipe.dataset.places import RANKS, Rank, Source
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, Ints
+from tracepipe.event.intervals import Stretches
 from tracepipe.event.origins import IDS_PER_HOST, PIDS_MAX
 from tracepipe.present.writing.table_formats import write_question
-from tracepipe.printable import is_unicode
+from tracepipe.printable import is_unicode, json_text
 from tracepipe.recording.files import unpacked
 from tracepipe.recording.outputs import writing
 from tracepipe.store import views
@@ -41,11 +44,19 @@ STEPS: Final = {
     "busy_ns": "bigint", "compute_ns": "bigint", "communication_ns": "bigint", "exposed_ns": "bigint",
     "copies_ns": "bigint", "idle_ns": "bigint", "data_loading_ns": "bigint", "idle_loading_ns": "bigint",
 }  # fmt: skip
-_TEXTS: Final = ("clock", "source", "source_format", "source_version")
-RANK: Final = {
-    name: "string" if name in _TEXTS else "string[]" if name == "notes" else "bigint"
-    for name in Rank._fields[2:]
-}
+PROGRAM: Final = (
+    "what", "step", "from_ns", "call_ns", "called_ns", "start_ns", "end_ns", "stream", "key", "nth",
+)
+"""The columns of `analyses.program.Program` that the layer `program` has too."""
+_TEXTS: Final = dict.fromkeys(("clock", "source", "source_format", "source_version", "unknown"), "string")
+_FLAGS: Final = dict.fromkeys(("has_calls", "far_ahead"), "boolean")
+_KINDS: Final = {**_TEXTS, **_FLAGS, "notes": "string[]"}
+RANK: Final = {name: _KINDS.get(name, "bigint") for name in Rank._fields[2:]}
+_PROGRAM: Final = f"""
+select p.* exclude (shape, kernel), coalesce(s.name, k.name) as name
+from program p left join tracepipe.shape_values s using (shape)
+left join tracepipe.warp_kernel_values k on p.kernel = k.number order by p.place
+"""
 _OWN: Final = {"steps": STEPS, "collectives": collectives.SCHEMA, RANKS: RANK}
 _WORK: Final = f"""
 select w.start_ns, w.end_ns, w.gpu, {list(PURPOSES)}[w.purpose + 1] as purpose,
@@ -111,6 +122,11 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         con.register("work", _work_columns(run, work, kinds))
         write(_WORK, "work")
         con.unregister("work")
+    program = program_of(run)
+    if len(program):
+        con.register("program", _program_columns(run, work, program, loading))
+        write(_PROGRAM, "program")
+        con.unregister("program")
     (count,) = con.execute("select count(*) from dataset.collectives").fetchone()
     _, ahead_ns = _realtime(facts.header.start, facts.trace_clock)
     row = Rank(
@@ -118,10 +134,10 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         source.size_bytes, source.mtime_ns, source.version, facts.start_ns, facts.end_ns,
         0 if facts.trace_clock == "realtime" else ahead_ns, *_realtime(facts.footer.end, facts.trace_clock),
         len(times), len(run.layer("gpu_kernel")), count, sum(facts.losses.values()), facts.skipped,
-        list(facts.notes),
+        list(facts.notes), program.has_calls, program.begins_ns is None, json_text(program.unknown),
     )  # fmt: skip
     con.execute(f"insert into dataset.{RANKS} values ({', '.join('?' * len(RANK))})", row[2:])
-    del work, kinds, times
+    del work, kinds, times, program
     run.forget_columns()
     questions = {view: views.question(view) for view in views.VIEWS if views.count(run, view)}
     for layer in _OWN:
@@ -145,6 +161,31 @@ def _work_columns(run: Run, work: Work, kinds: Ints) -> dict[str, Any]:
         "start_ns": work.start_ns, "end_ns": work.end_ns,
         "gpu": np.repeat(work.gpus, np.diff(work.bounds)), "purpose": kinds, "shape": shape, "kernel": kernel,
     }  # fmt: skip
+
+
+def _program_columns(run: Run, work: Work, program: Program, loading: Stretches) -> dict[str, Any]:
+    """The rows of a program, with their names as `_work_columns` has them, and what `program_from` reads."""
+    is_work = program.what != WAIT
+    at = np.where(is_work, program.work, 0)
+    named = _work_columns(run, work, kinds_of(run, work))
+    row = np.where(is_work & (work.what[at] == KERNEL), work.row[at], NONE)
+    order = np.argsort(program.after[:, 0], kind="stable")
+    first = np.searchsorted(program.after[order, 0], np.arange(len(program) + 1))
+    after, lags = (
+        object_column([column[a:b].tolist() for a, b in pairwise(first.tolist())])
+        for column in (program.after[order, 1], program.lag_ns[order])
+    )
+    called = run.layer("userspace").shape[np.where(is_work, 0, program.work)] if not is_work.all() else NONE
+    return {
+        "place": np.arange(len(program)),
+        **{name: getattr(program, name) for name in PROGRAM},
+        "loading_ns": loading.covered_ns(program.from_ns, program.call_ns),
+        "kernel_row": row,
+        "after": after,
+        "after_lag_ns": lags,
+        "shape": np.where(is_work, named["shape"][at], called),
+        "kernel": np.where(is_work, named["kernel"][at], NONE),
+    }
 
 
 def _realtime(instant: object, clock: str) -> tuple[int | None, int | None]:

@@ -1,0 +1,133 @@
+"""The programs of all ranks of a dataset, and which rows of them are one collective, ready to be replayed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from tracepipe.analyses.program import Program
+from tracepipe.analyses.replay import Replay
+from tracepipe.dataset.clocks_table import Aligned
+from tracepipe.dataset.places import Dataset, files_of
+from tracepipe.dataset.rank_tables import PROGRAM
+from tracepipe.errors import TracepipeError
+from tracepipe.event.columns import NONE, Bools, Bytes, Int64s
+from tracepipe.event.groups import count_earlier, number_rows
+from tracepipe.libraries import np
+from tracepipe.store.tables import connect
+
+_MEMORY_MB: Final = 300
+# The least rows of a dataset that are read by several threads.
+_NARROW: Final = {"what": "utinyint", "step": "integer", "stream": "bigint", "nth": "integer"}
+
+
+@dataclass(slots=True, eq=False)
+class Programs:
+    """The programs of the ranks of a job, by rank. `loading_ns` has for each row how much of the host's time
+    before it data was loaded for, and `collective` which collective it is, or NONE: a number that all its
+    members have. Shapes `(rows,)`.
+    """
+
+    ranks: list[int]
+    programs: list[Program]
+    loading_ns: list[Int64s]
+    collective: list[Int64s]
+
+    def replay(self, aligned: Aligned, clocks: dict[int, str]) -> Replay:
+        """The replay of the job, on the clock that all clocks are put on where they are."""
+        ahead_ns = []
+        for rank, one in zip(self.ranks, self.programs, strict=True):
+            place = aligned.placements.get(clocks[rank])
+            first_ns = int(one.call_ns[0]) if len(one) else 0
+            ahead_ns.append(0 if place is None else place.line.place(first_ns) - first_ns)
+        return Replay(self.programs, self.collective, ahead_ns)
+
+
+def programs_of(dataset: Dataset) -> Programs:
+    """Read the programs of a dataset. Raises InputError of a damaged file, and TracepipeError without any."""
+    ranks = dataset.rank_rows()
+    with TemporaryDirectory(prefix="tracepipe-ranks-") as folder:
+        connection = connect(":memory:", Path(folder), memory_mb=_MEMORY_MB)
+
+        def columns(layer: str, asked: str, more: str = "") -> dict[str, Any]:
+            found = connection.execute(f"select rank, {asked} from {files_of(dataset.layer(layer).absolute())} {more}")
+            return {
+                name: column.filled(NONE) if isinstance(column, np.ma.MaskedArray) else column
+                for name, column in found.fetchnumpy().items()
+            }
+
+        if "program" not in dataset.layers():
+            raise TracepipeError("No rank has work of a GPU.", "Record it: capture --gpu kernels.")
+        narrowed = ", ".join(f"{name}::{_NARROW.get(name, 'bigint')} as {name}" for name in PROGRAM)
+        rows = columns("program", f"place, {narrowed}, loading_ns, kernel_row")
+        after = columns("program", "place, unnest(after) as earlier, unnest(after_lag_ns) as lag_ns")
+        steps = columns("steps", "step, start_ns, end_ns, gpu")
+        met: dict[str, Any] = {}
+        if "collectives" in dataset.layers():
+            met = columns(
+                "collectives",
+                '"row", operation, process_group, coalesce(seq, nth) as number, seq is not null as is_numbered',
+                "where leaves_together or (operation = 'send_recv' and group_size = 2)",
+            )
+        connection.close()
+    of_rank = {name: _by_rank(table) for name, table in (("rows", rows), ("after", after), ("steps", steps))}
+    numbers = _numbers(met) if met else np.zeros(0, np.int64)
+    of_met = _by_rank(met) if met else {}
+    found = Programs([], [], [], [])
+    for rank in ranks:
+        own = of_rank["rows"].get(rank.rank)
+        if own is None:
+            continue
+        order = own[np.argsort(rows["place"][own], kind="stable")]
+        pairs = of_rank["after"].get(rank.rank, np.zeros(0, np.int64))
+        of_steps = of_rank["steps"].get(rank.rank, np.zeros(0, np.int64))
+        of_steps = of_steps[steps["gpu"][of_steps] == steps["gpu"][of_steps].min(initial=1 << 62)]
+        of_steps = of_steps[np.argsort(steps["start_ns"][of_steps], kind="stable")]
+        begins_ns = np.append(steps["start_ns"][of_steps], steps["end_ns"][of_steps][-1:])
+        program = Program(
+            **{name: rows[name][order] for name in PROGRAM},
+            after=np.stack([after["place"][pairs], after["earlier"][pairs]], axis=1),
+            lag_ns=after["lag_ns"][pairs],
+            work=np.full(len(order), NONE),
+            numbers=steps["step"][of_steps],
+            has_steps=len(of_steps) > 1,
+            begins_ns=None if rank.far_ahead else begins_ns,
+            has_calls=rank.has_calls,
+            unknown=json.loads(rank.unknown),
+        )
+        collective = np.full(len(order), NONE)
+        if rank.rank in of_met:
+            some = of_met[rank.rank]
+            by_row = some[np.argsort(met["row"][some], kind="stable")]
+            at = np.searchsorted(met["row"][by_row], rows["kernel_row"][order])
+            inside = at < len(by_row)
+            inside[inside] = met["row"][by_row][at[inside]] == rows["kernel_row"][order][inside]
+            collective[inside] = numbers[by_row[at[inside]]]
+        found.ranks.append(rank.rank)
+        found.programs.append(program)
+        found.loading_ns.append(rows["loading_ns"][order])
+        found.collective.append(collective)
+    return found
+
+
+def _by_rank(table: dict[str, Any]) -> dict[int, Int64s]:
+    """The rows of each rank in a table, in their order."""
+    order = np.argsort(table["rank"], kind="stable")
+    ranks, first = np.unique(table["rank"][order], return_index=True)
+    return dict(zip(ranks.tolist(), np.split(order, first[1:]), strict=True))
+
+
+def _numbers(met: dict[str, Any]) -> Int64s:
+    """The number of the collective that each row of the layer is, NONE for one that only one rank has. Where
+    a rank has a collective again, so have the others. Shape `(rows,)`.
+    """
+    texts = [np.unique(met[name].astype(str), return_inverse=True)[1].reshape(-1) for name in ("operation", "process_group")]
+    key, _ = number_rows(*texts, met["number"], met["is_numbered"])
+    again = count_earlier(met["rank"], key)
+    number, first = number_rows(key, again)
+    several = np.bincount(number, minlength=len(first)) > 1
+    found: Int64s = np.where(several[number], number, NONE).astype(np.int64)
+    return found
