@@ -28,6 +28,7 @@ from tracepipe.analyses.dependencies import (
     given_around,
 )
 from tracepipe.analyses.gpu_work import (
+    COMMUNICATION,
     COMPUTE,
     COPY,
     Work,
@@ -50,6 +51,8 @@ LAUNCHES, GPUS, THREADS, QUEUE = "launches", "GPUs", "threads", "queue"
 TYPICAL: Final = -(1 << 62)
 _NEVER: Final = -(1 << 61)
 _UNKNOWN_STREAM: Final = -2
+PLACES: Final = 1 << 20
+"""What `Program.nth` counts the collectives in."""
 # Where waits are not recorded: how much earlier a clock may show a begin than the end before it, how soon
 # after that end the work begins that waited for it, and in how many steps it must.
 _EARLY_NS: Final = 1_000
@@ -68,7 +71,8 @@ class Program:
     `from_ns` to `call_ns` is the time of the host before a row: from the call before it, or from the end of
     that call if it waits. `step` is the index of the step in which the row was asked for, or NONE. Work lasts
     from `start_ns` to `end_ns`, on `stream`; a wait from its call to its return. `key` stands for a kernel's
-    name and grid, and `nth` counts the rows of one key in a step. Row `after[i, 0]` waits for row
+    name and grid, and `nth` for its place in the step: how many
+    collectives are before it, and how many rows of its key since the last of them. Row `after[i, 0]` waits for row
     `after[i, 1]`, besides the work before it on its stream.
     """
 
@@ -81,7 +85,7 @@ class Program:
     end_ns: Int64s
     stream: Int64s
     key: Int64s
-    nth: Int32s
+    nth: Int64s
     after: Int64s
     lag_ns: Int64s
     """How long after its end, for each row of `after`: TYPICAL where that is to be learned."""
@@ -140,7 +144,8 @@ def _of_calls(run: Run, work: Work, steps: Steps) -> Program:
     called_ns, returned_ns = starts_ns[call], ends_ns[call]
     called_ns = np.where(is_wait, _first_query_ns(found.what, starts_ns)[call], called_ns)
     left_ns = np.where(is_wait, returned_ns, called_ns)
-    from_ns = np.append(called_ns[:1], left_ns[:-1])
+    # The host comes to the first call from the begin of the first step, if that was before.
+    from_ns = np.append(np.minimum(called_ns[:1], steps.start_ns[:1]), left_ns[:-1])
     stream = np.where(is_wait, NONE, _streams(run, work)[at_work])
     step = np.searchsorted(steps.start_ns, called_ns, "right") - 1
     step[called_ns >= steps.end_ns[-1]] = NONE
@@ -158,8 +163,9 @@ def _of_calls(run: Run, work: Work, steps: Steps) -> Program:
             axis=1,
         )
     )
+    what = np.where(is_wait, WAIT, kinds_of(run, work)[at_work]).astype(np.uint8)
     program = Program(
-        np.where(is_wait, WAIT, kinds_of(run, work)[at_work]).astype(np.uint8),
+        what,
         step if steps.are_marked else np.zeros(len(call), np.int64),
         np.minimum(from_ns, called_ns),
         called_ns,
@@ -168,7 +174,7 @@ def _of_calls(run: Run, work: Work, steps: Steps) -> Program:
         np.where(is_wait, returned_ns, work.end_ns[at_work]),
         stream,
         key,
-        count_earlier(step, key),
+        _nth(step, what, key),
         pairs := _pairs(after),
         np.full(len(pairs), TYPICAL),
         np.where(is_wait, rows[call], of),
@@ -219,17 +225,18 @@ def _of_work_alone(run: Run, work: Work, steps: Steps) -> Program:
     step = np.searchsorted(steps.start_ns, called_ns, "right") - 1
     step[called_ns >= steps.end_ns[-1]] = NONE
     key = np.where(is_wait, NONE, _keys(run, work)[order[at]])
+    what = np.where(is_wait, WAIT, kinds_of(run, work)[order[at]]).astype(np.uint8)
     return Program(
-        np.where(is_wait, WAIT, kinds_of(run, work)[order[at]]).astype(np.uint8),
+        what,
         step if steps.are_marked else np.zeros(len(at), np.int64),
-        np.append(called_ns[:1], left_ns[:-1]),
+        np.append(np.minimum(called_ns[:1], steps.start_ns[:1]), left_ns[:-1]),
         called_ns,
         np.where(is_wait, ended_ns, called_ns),
         np.where(is_wait, called_ns, starts_ns[at]),
         np.where(is_wait, ended_ns, ends_ns[at]),
         stream,
         key,
-        count_earlier(step, key),
+        _nth(step, what, key),
         np.stack([np.flatnonzero(is_wait), row_of[latest[at[is_wait]]]], axis=1),
         np.full(int(is_wait.sum()), TYPICAL),
         np.where(is_wait, NONE, order[at]),
@@ -377,6 +384,14 @@ def _first_query_ns(what: Ints, starts_ns: Int64s) -> Int64s:
     before = np.append(NONE, others[:-1])
     found: Int64s = starts_ns[np.minimum(before + 1, places)] if len(what) else starts_ns
     return found
+
+
+def _nth(step: Int64s, what: Ints, key: Int64s) -> Int64s:
+    """The place in the step of each row. Shape `(rows,)`."""
+    before = np.cumsum(what == COMMUNICATION)
+    starts = run_starts(step)
+    before -= np.repeat(before[starts] - (what[starts] == COMMUNICATION), np.diff(starts, append=len(step)))
+    return before * PLACES + np.minimum(count_earlier(step, before, key), PLACES - 1)
 
 
 def _streams(run: Run, work: Work) -> Int64s:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Final
+from functools import cached_property, reduce
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -83,23 +83,30 @@ class Change:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """When everything happens in a replay. Rows are those of all programs, one after the other.
-
-    `lengths_ns` has how long each step of each program is, and `on_gpu_ns` how long on its GPU. Shapes
-    `(steps,)`.
-    """
+    """When everything happens in a replay. Rows are those of all programs, one after the other."""
 
     start_ns: Int64s
     end_ns: Int64s
     call_ns: Int64s
-    lengths_ns: list[Int64s]
-    on_gpu_ns: list[Int64s]
+    begins_ns: Int64s
+    ends_ns: Int64s
+    lag_ns: Int64s
+    """When each node of the graph begins and ends, and the lag of each edge."""
 
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether a program runs far ahead of its GPU."""
-        both = zip(self.lengths_ns, self.on_gpu_ns, strict=True)
-        return any(len(host) and np.median(host) < _AHEAD * np.median(gpu) for host, gpu in both)
+
+class Piece(NamedTuple):
+    """A part of a critical path: `what` took `ns` in the program `number`, at its `row`."""
+
+    number: int
+    what: str
+    row: int
+    ns: int
+
+
+WORKS, TRANSFERS, HOST, LATENCY, RETURNS = "works", "transfers", "host", "latency", "returns"
+"""What a piece is: a row of work; the transfer of a collective, which is a row of the last rank to come; the
+time of the host before a call; the time from a call, or from the work before, to the work; and that to the return
+of a call that waits."""
 
 
 class Replay:
@@ -129,13 +136,15 @@ class Replay:
         """The steps of each program that all programs have."""
         self._main = np.concatenate([_on_main_stream(one) for one in programs])
         self._build(lengths_ns)
-        self.recorded_ns = [
-            self._lengths(number, one.start_ns, one.end_ns, one.call_ns)
-            for number, one in enumerate(programs)
-        ]
+        starts_ns, ends_ns, calls_ns = (self._joined(name) for name in ("start_ns", "end_ns", "call_ns"))
+        none = np.zeros(0, np.int64)
+        self.recorded_ns = self._lengths(Timeline(starts_ns, ends_ns, calls_ns, none, none, none))
+        """How long the steps of each program were. Shapes `(steps,)`."""
         self.hidden = max(self._hidden, default=0.0)
         """The largest share of a program's time for which work waits for something that was not recorded."""
         self.unchanged = self.run()
+        self.unchanged_ns = self._lengths(self.unchanged)
+        """How long the steps of each program are, replayed without a change. Shapes `(steps,)`."""
         self.error = self._error()
         """By what share the unchanged steps come out too long, in the median."""
 
@@ -154,7 +163,7 @@ class Replay:
 
     def _error(self) -> float:
         recorded_ns, found_ns = (
-            float(np.median(self.steps_ns(some))) for some in (self.recorded_ns, self.unchanged.lengths_ns)
+            float(np.median(self.steps_ns(some))) for some in (self.recorded_ns, self.unchanged_ns)
         )
         return found_ns / max(recorded_ns, 1) - 1
 
@@ -216,6 +225,8 @@ class Replay:
             [_overlap_ns(one.what, one.start_ns, one.end_ns) for one in self.programs]
         )
         slowed = np.zeros(len(overlap_ns))
+        self.speeds = np.ones(len(self.programs))
+        """How long the work of each program takes alone, relative to that of the others."""
         whole_ns = max(int(lengths_ns[self.what == COMPUTE].sum()), 1)
         if int(overlap_ns.sum()) < _ALONE / 4 * whole_ns:
             return slowed, lengths_ns, 0.0
@@ -223,10 +234,18 @@ class Replay:
         own_ns, over_ns = lengths_ns[rows], overlap_ns[rows]
         of, firsts = number_rows(self._joined("key")[rows], self._joined("nth")[rows])
         is_alone = over_ns <= _ALONE * own_ns
-        alone_ns = np.full(len(firsts), np.nan)
-        for number, some in RowsByNumber(of[is_alone], np.flatnonzero(is_alone)):
-            alone_ns[number] = np.median(own_ns[some])
-        more_ns = np.bincount(of, np.where(is_alone, 0, own_ns - alone_ns[of]), len(firsts))
+        alone = np.flatnonzero(is_alone)
+        program = np.repeat(np.arange(len(self.programs)), np.diff(self.bounds))[rows]
+        alone_ns = _medians(of[alone], own_ns[alone], len(firsts))
+        # GPUs differ in speed, and so do their clocks.
+        count = len(self.programs)
+        sums_ns, usual_ns = (
+            np.bincount(program[alone], ns, count) for ns in (own_ns[alone], alone_ns[of[alone]])
+        )
+        self.speeds = np.where(usual_ns > 0, sums_ns / np.maximum(usual_ns, 1), 1)
+        alone_ns = _medians(of[alone], (own_ns / self.speeds[program])[alone], len(firsts))
+        usual_ns = alone_ns[of] * self.speeds[program]
+        more_ns = np.bincount(of, np.where(is_alone, 0, own_ns - usual_ns), len(firsts))
         during_ns = np.bincount(of, np.where(is_alone, 0, over_ns), len(firsts))
         share = np.clip(more_ns / np.maximum(during_ns, 1), 0, _SLOWED_MOST)
         is_known = ~np.isnan(alone_ns) & (during_ns > 0)
@@ -244,6 +263,8 @@ class Replay:
         rows = int(self.bounds[-1])
         members = np.flatnonzero(self._meeting != NONE)
         number, first = number_rows(self._meeting[members])
+        self.collectives: Int64s = self._meeting[members[first]]
+        """The numbers of the collectives, sorted."""
         self._members, self._of_member = members, number
         self._starts_at = 2 * rows + np.arange(len(members))
         self._joins_at = 2 * rows + len(members) + np.arange(len(first))
@@ -269,18 +290,21 @@ class Replay:
             (2 * members + 1, self._starts_at, np.where(leaves, lengths_ns[members], _NEVER), _SELF),
         ]
         self._hidden: list[float] = []
+        self._ready_ns: list[int] = []
         least_ns = min(
-            (int(one.call_ns[0]) + ahead for one, ahead in zip(self.programs, self._ahead_ns, strict=True)
+            (int(one.from_ns[0]) + ahead for one, ahead in zip(self.programs, self._ahead_ns, strict=True)
              if len(one)),
             default=0,
         )  # fmt: skip
         for at, (one, ahead_ns) in enumerate(zip(self.programs, self._ahead_ns, strict=True)):
             if not len(one):
+                self._ready_ns.append(0)
                 continue
             base = int(self.bounds[at])
             own = base + np.arange(len(one))
             self._weight[2 * own] = one.call_ns - one.from_ns
-            self._weight[2 * base] = int(one.call_ns[0]) + ahead_ns - least_ns
+            self._ready_ns.append(int(one.from_ns[0]) + ahead_ns - least_ns)
+            self._weight[2 * base] += self._ready_ns[-1]
             before = _before_on_stream(one)
             lags, hidden = _typical(one, before)
             self._hidden.append(hidden)
@@ -296,6 +320,7 @@ class Replay:
             edges.append((begins[own[later]], 2 * own[earlier] + 1, lag_ns, _AFTER))
         source = np.concatenate([one[1] for one in edges])
         order = np.argsort(source, kind="stable")
+        self._source: Int32s = source[order].astype(np.int32)
         self._target: Int32s = np.concatenate([one[0] for one in edges])[order].astype(np.int32)
         self._lag: Int64s = np.concatenate([one[2] for one in edges])[order]
         kinds = [np.full(len(one[0]), one[3], np.uint8) for one in edges]
@@ -321,8 +346,10 @@ class Replay:
         self._gpu[: 2 * rows] = np.repeat(np.arange(len(self.programs)), 2 * np.diff(self.bounds))
         self._gpu[self._starts_at] = self._gpu[2 * members]
 
-    def run(self, changes: Mapping[int, Change] | None = None) -> Timeline:
-        """Replay with changes of some programs, by their numbers."""
+    def run(self, changes: Mapping[int, Change] | None = None, transfers: Floats | None = None) -> Timeline:
+        """Replay with changes of some programs, by their numbers. `transfers` is how much remains of the transfer
+        of each of `collectives`.
+        """
         rows = int(self.bounds[-1])
         weight, lag, alone_ns = self._weight.copy(), self._lag, self.alone_ns.copy()
         dropped = np.zeros(rows, np.bool_)
@@ -331,7 +358,9 @@ class Replay:
             host_ns = one.call_ns - one.from_ns if change.host_ns is None else change.host_ns
             if change.removed is not None:
                 host_ns = np.maximum(host_ns - change.removed.covered_ns(one.from_ns, one.call_ns), 0)
-            weight[2 * own.start + 2 : 2 * own.stop : 2] = host_ns[1:]
+            weight[2 * own.start : 2 * own.stop : 2] = host_ns
+            if len(one):
+                weight[2 * own.start] += self._ready_ns[number]
             if change.work_ns is not None:
                 alone_ns[own] = change.work_ns
             if change.left is not None:
@@ -354,29 +383,9 @@ class Replay:
             least = np.ones(len(self._joins_at))
             np.minimum.at(least, self._of_member, np.where(dropped[self._members], 1, share))
             weight[self._joins_at] = (weight[self._joins_at] * least).astype(np.int64)
+        if transfers is not None:
+            weight[self._joins_at] = (weight[self._joins_at] * transfers).astype(np.int64)
         weight[1 : 2 * rows : 2] = np.where((self.what == WAIT) | (self._meeting != NONE), 0, alone_ns)
-        begins, ends = self._times(weight, lag)
-        starts_ns, ends_ns, calls_ns = begins[1 : 2 * rows : 2], ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
-        starts_ns[self._members] = ends[self._starts_at]
-        columns = (starts_ns, ends_ns, calls_ns)
-        of_programs = [[column[self.rows(at)] for column in columns] for at in range(len(self.programs))]
-        return Timeline(
-            *columns,
-            [self._lengths(at, *of) for at, of in enumerate(of_programs)],
-            [self._lengths(at, *of, on_gpu=True) for at, of in enumerate(of_programs)],
-        )
-
-    def saved_ns(self, changes: Mapping[int, Change]) -> Int64s:
-        """By how much each step gets shorter. Shape `(steps,)`. Where a program runs far ahead of its GPU
-        then, the steps are those of the GPU.
-        """
-        found = self.run(changes)
-        if found.runs_ahead:
-            return self.steps_ns(self.unchanged.on_gpu_ns) - self.steps_ns(found.on_gpu_ns)
-        return self.steps_ns(self.unchanged.lengths_ns) - self.steps_ns(found.lengths_ns)
-
-    def _times(self, weight: Int64s, lag: Int64s) -> tuple[Int64s, Int64s]:
-        """When each node begins and ends. Raises TracepipeError where some wait for themselves."""
         graph = WaitingGraph(
             self._first, self._target, lag, weight, self._waits, self._role, self._gpu, self._slow
         )
@@ -385,35 +394,108 @@ class Replay:
                 "some work waits for itself, so collectives of different ranks are taken for one",
                 "Record the process groups: capture --hook nccl.",
             )
-        return found
+        begins, ends = found
+        starts_ns, ends_ns, calls_ns = begins[1 : 2 * rows : 2], ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
+        starts_ns[self._members] = ends[self._starts_at]
+        return Timeline(starts_ns, ends_ns, calls_ns, begins, ends, lag)
 
-    def _lengths(
-        self, number: int, starts_ns: Int64s, ends_ns: Int64s, calls_ns: Int64s, *, on_gpu: bool = False
-    ) -> Int64s:
-        """How long each step of a program is whose rows have some times: on the host, or, where that runs far
-        ahead, from the first work on the main stream that is launched in a step to that of the next step.
+    def saved_ns(self, changes: Mapping[int, Change], transfers: Floats | None = None) -> Int64s:
+        """By how much each step gets shorter. Shape `(steps,)`. Where a program runs far ahead of its GPU
+        then, the steps are those of the GPU.
         """
-        one, main = self.programs[number], self._main[self.rows(number)]
+        found = self.run(changes, transfers)
+        host, gpu = self._lengths(found), self._lengths(found, on_gpu=True)
+        both = zip(host, gpu, strict=True)
+        ahead = any(len(ns) and np.median(ns) < _AHEAD * np.median(seen_ns) for ns, seen_ns in both)
+        before = self._lengths(self.unchanged, on_gpu=True) if ahead else self.unchanged_ns
+        return self.steps_ns(before) - self.steps_ns(gpu if ahead else host)
+
+    def path(self, timeline: Timeline, step: int) -> list[Piece]:
+        """The critical path of a step, an index of `common`: what follows each other without waiting, from its
+        begin to its end on the program that ends it last.
+        """
+        edges, first = self._edges_to
+        low_ns, last = [], (_NEVER, 0, 0)
+        for number in range(len(self.programs)):
+            times_ns, nodes = self._boundaries(timeline, number)
+            at = int(self.common[number][step])
+            low_ns.append(int(times_ns[at]))
+            last = max(last, (int(times_ns[at + 1]), -number, int(nodes[at + 1])))
+        until_ns, _, node = last
+        rows, members, pieces = 2 * int(self.bounds[-1]), len(self._members), list[Piece]()
+
+        def put(what: str, row: int, from_ns: int) -> bool:
+            """Put the time until now that a row takes; whether the step began later."""
+            nonlocal until_ns
+            number = int(np.searchsorted(self.bounds, row, "right")) - 1
+            begin_ns = max(from_ns, low_ns[number])
+            if until_ns > begin_ns:
+                pieces.append(Piece(number, what, row - int(self.bounds[number]), until_ns - begin_ns))
+                until_ns = begin_ns
+            return from_ns > low_ns[number]
+
+        while True:
+            some = edges[first[node] : first[node + 1]]
+            if not len(some):
+                put(HOST, node // 2, _NEVER)
+                return pieces[::-1]
+            ready_ns = timeline.ends_ns[self._source[some]] + timeline.lag_ns[some]
+            edge = int(some[np.argmax(ready_ns)])
+            source = int(self._source[edge])
+            row = node // 2 if node < rows else int(self._row[edge])
+            what = HOST if node % 2 == 0 else RETURNS if self.what[row] == WAIT else WORKS
+            if node >= rows:
+                what = TRANSFERS if node >= rows + members else WORKS
+            if not put(what, row, int(timeline.begins_ns[node])):
+                return pieces[::-1]
+            lag = RETURNS if self.what[row] == WAIT else LATENCY
+            if not put(lag, row, int(timeline.ends_ns[source])):
+                return pieces[::-1]
+            node = source
+
+    @cached_property
+    def _edges_to(self) -> tuple[Int64s, Int64s]:
+        """The edges by the node that they lead to, and the first of each node, and past the last."""
+        order = np.argsort(self._target, kind="stable")
+        return order, np.searchsorted(self._target[order], np.arange(len(self._weight) + 1))
+
+    def _lengths(self, timeline: Timeline, *, on_gpu: bool = False) -> list[Int64s]:
+        """How long each step of each program is."""
+        numbers = range(len(self.programs))
+        return [np.diff(self._boundaries(timeline, number, on_gpu=on_gpu)[0]) for number in numbers]
+
+    def _boundaries(self, timeline: Timeline, number: int, *, on_gpu: bool = False) -> tuple[Int64s, Int64s]:
+        """When each step of a program begins and the last ends, and the node of the graph that ends then or later.
+        Shapes `(steps + 1,)`. A step begins on the host, or, where that runs far ahead, with the first work on the
+        main stream that is launched in it.
+        """
+        one, own, base = self.programs[number], self.rows(number), int(self.bounds[number])
         if not len(one):
-            return np.zeros(len(one.numbers), np.int64)
-        if one.begins_ns is not None and not on_gpu:
-            row = np.searchsorted(one.call_ns, one.begins_ns)
-            # The host needs as long as it did from the begin of a step to its first call.
-            is_wait = one.what[-1:] == WAIT
-            left_ns = np.where(is_wait, one.end_ns[-1:], one.call_ns[-1:])
-            call_ns = np.append(one.call_ns, np.maximum(left_ns, one.begins_ns[-1:]))
-            from_ns = np.append(one.from_ns, left_ns)
-            then_ns = np.append(
-                calls_ns, np.where(is_wait, ends_ns[-1:], calls_ns[-1:]) + call_ns[-1] - left_ns
+            none = np.zeros(len(one.numbers) + 1, np.int64)
+            return none, none
+        starts_ns, ends_ns, calls_ns = timeline.start_ns[own], timeline.end_ns[own], timeline.call_ns[own]
+        if one.begins_ns is None or on_gpu:
+            last = int(np.argmax(ends_ns))
+            firsts_ns, rows = (
+                np.full(len(one.numbers) + 1, ends_ns[last]),
+                np.full(len(one.numbers) + 1, last),
             )
-            found: Int64s = np.diff(then_ns[row] - (call_ns[row] - np.maximum(one.begins_ns, from_ns[row])))
-            return found
-        last_ns = int(ends_ns.max())
-        firsts_ns = np.full(len(one.numbers), last_ns)
-        own = np.flatnonzero(main & (one.step != NONE))
-        np.minimum.at(firsts_ns, one.step[own], starts_ns[own])
-        seen_ns: Int64s = np.diff(np.minimum.accumulate(firsts_ns[::-1])[::-1], append=last_ns)
-        return seen_ns
+            some = np.flatnonzero(self._main[own] & (one.step != NONE))
+            some = some[np.argsort(-starts_ns[some], kind="stable")]
+            firsts_ns[one.step[some]], rows[one.step[some]] = starts_ns[some], some
+            # A step without work ends at once.
+            least_ns = np.minimum.accumulate(firsts_ns[::-1])[::-1]
+            return least_ns, 2 * (base + rows) + 1
+        row = np.searchsorted(one.call_ns, one.begins_ns)
+        # The host needs as long as it did from the begin of a step to its first call.
+        is_wait = one.what[-1:] == WAIT
+        left_ns = np.where(is_wait, one.end_ns[-1:], one.call_ns[-1:])
+        call_ns = np.append(one.call_ns, np.maximum(left_ns, one.begins_ns[-1:]))
+        from_ns = np.append(one.from_ns, left_ns)
+        then_ns = np.append(calls_ns, np.where(is_wait, ends_ns[-1:], calls_ns[-1:]) + call_ns[-1] - left_ns)
+        times_ns: Int64s = then_ns[row] - (call_ns[row] - np.maximum(one.begins_ns, from_ns[row]))
+        nodes = np.where(row < len(one), 2 * (base + row), 2 * (base + len(one) - 1) + is_wait)
+        return times_ns, nodes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -462,6 +544,18 @@ def _typical(one: Program, before: Int64s) -> tuple[_Lags, float]:
         call_ns[own] = _median(alone_ns if len(alone_ns) else returns_ns)
     gaps_ns = np.full(len(one), gap_ns)
     return _Lags(call_ns, gaps_ns, np.full(len(one), cross_ns), return_ns), hidden
+
+
+def _medians(numbers: Ints, values: Ints | Floats, count: int) -> Floats:
+    """The median of the values of each number, NaN without any. Shape `(count,)`."""
+    order = np.lexsort((values, numbers))
+    sizes = np.bincount(numbers, minlength=count)
+    firsts = np.cumsum(sizes) - sizes
+    found = np.full(count, np.nan)
+    some = np.flatnonzero(sizes)
+    low, high = (values[order[firsts[some] + at]] for at in ((sizes[some] - 1) // 2, sizes[some] // 2))
+    found[some] = (low + high) / 2
+    return found
 
 
 def _before_on_stream(one: Program) -> Int64s:

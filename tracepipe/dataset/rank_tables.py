@@ -45,14 +45,23 @@ STEPS: Final = {
     "copies_ns": "bigint", "idle_ns": "bigint", "data_loading_ns": "bigint", "idle_loading_ns": "bigint",
 }  # fmt: skip
 PROGRAM: Final = (
-    "what", "step", "from_ns", "call_ns", "called_ns", "start_ns", "end_ns", "stream", "key", "nth",
+    "what",
+    "step",
+    "from_ns",
+    "call_ns",
+    "called_ns",
+    "start_ns",
+    "end_ns",
+    "stream",
+    "key",
+    "nth",
 )
 """The columns of `analyses.program.Program` that the layer `program` has too."""
 _TEXTS: Final = dict.fromkeys(("clock", "source", "source_format", "source_version", "unknown"), "string")
 _FLAGS: Final = dict.fromkeys(("has_calls", "far_ahead"), "boolean")
 _KINDS: Final = {**_TEXTS, **_FLAGS, "notes": "string[]"}
 RANK: Final = {name: _KINDS.get(name, "bigint") for name in Rank._fields[2:]}
-_PROGRAM: Final = f"""
+_PROGRAM: Final = """
 select p.* exclude (shape, kernel), coalesce(s.name, k.name) as name
 from program p left join tracepipe.shape_values s using (shape)
 left join tracepipe.warp_kernel_values k on p.kernel = k.number order by p.place
@@ -175,7 +184,9 @@ def _program_columns(run: Run, work: Work, program: Program, loading: Stretches)
         object_column([column[a:b].tolist() for a, b in pairwise(first.tolist())])
         for column in (program.after[order, 1], program.lag_ns[order])
     )
-    called = run.layer("userspace").shape[np.where(is_work, 0, program.work)] if not is_work.all() else NONE
+    called = np.full(len(program), NONE, np.int32)
+    if program.has_calls:
+        called[~is_work] = run.layer("userspace").shape[program.work[~is_work]]
     return {
         "place": np.arange(len(program)),
         **{name: getattr(program, name) for name in PROGRAM},

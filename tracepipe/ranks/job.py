@@ -14,8 +14,10 @@ from tracepipe.dataset.places import RANKS, Dataset, asking
 from tracepipe.errors import InputError
 from tracepipe.libraries import np
 from tracepipe.ranks import queries
+from tracepipe.ranks.costs import Costs
 from tracepipe.ranks.engine import Columns, Engine, rows
 from tracepipe.ranks.path import Bounds, Done, Section, critical_path, done_in
+from tracepipe.ranks.programs import programs_of
 from tracepipe.ranks.stragglers import Straggler, behaviours, slow_links, stragglers
 
 PATH_MAX: Final = 1 << 20
@@ -62,9 +64,24 @@ class Job:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Ranks that are slower than their peers, those that cost most first."""
-        steps = len(self.steps["step"])
-        found = [*stragglers(self.ranks), *slow_links(self.groups, self.members, steps)]
-        return sorted(found, key=lambda one: (-one.costs_ns, one.ranks, one.slow))
+        costs = self.costs
+        found = [
+            *stragglers(self.times, costs.saved_ns),
+            *slow_links(self.groups, self.members, costs.saved_by_links_ns),
+        ]
+        return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The replay of all ranks, and what it tells."""
+        programs = programs_of(self.dataset)
+        clocks = dict(rows(self.ranks, "rank", "clock"))
+        return Costs(programs, programs.replay(self.aligned, clocks))
+
+    @cached_property
+    def times(self) -> Columns:
+        """The columns of `ranks`, with the own times of the ranks that are compared."""
+        return self.costs.own_times(self.ranks)
 
     @cached_property
     def aligned(self) -> Aligned:

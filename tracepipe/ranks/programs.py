@@ -14,14 +14,13 @@ from tracepipe.dataset.clocks_table import Aligned
 from tracepipe.dataset.places import Dataset, files_of
 from tracepipe.dataset.rank_tables import PROGRAM
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import NONE, Bools, Bytes, Int64s
+from tracepipe.event.columns import NONE, Int64s
 from tracepipe.event.groups import count_earlier, number_rows
 from tracepipe.libraries import np
 from tracepipe.store.tables import connect
 
 _MEMORY_MB: Final = 300
-# The least rows of a dataset that are read by several threads.
-_NARROW: Final = {"what": "utinyint", "step": "integer", "stream": "bigint", "nth": "integer"}
+_NARROW: Final = {"what": "utinyint", "step": "integer", "stream": "bigint"}
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +34,8 @@ class Programs:
     programs: list[Program]
     loading_ns: list[Int64s]
     collective: list[Int64s]
+    groups: list[tuple[str, str]]
+    """The operation and the process group of each collective, by its number."""
 
     def replay(self, aligned: Aligned, clocks: dict[int, str]) -> Replay:
         """The replay of the job, on the clock that all clocks are put on where they are."""
@@ -53,7 +54,9 @@ def programs_of(dataset: Dataset) -> Programs:
         connection = connect(":memory:", Path(folder), memory_mb=_MEMORY_MB)
 
         def columns(layer: str, asked: str, more: str = "") -> dict[str, Any]:
-            found = connection.execute(f"select rank, {asked} from {files_of(dataset.layer(layer).absolute())} {more}")
+            found = connection.execute(
+                f"select rank, {asked} from {files_of(dataset.layer(layer).absolute())} {more}"
+            )
             return {
                 name: column.filled(NONE) if isinstance(column, np.ma.MaskedArray) else column
                 for name, column in found.fetchnumpy().items()
@@ -74,9 +77,9 @@ def programs_of(dataset: Dataset) -> Programs:
             )
         connection.close()
     of_rank = {name: _by_rank(table) for name, table in (("rows", rows), ("after", after), ("steps", steps))}
-    numbers = _numbers(met) if met else np.zeros(0, np.int64)
+    numbers, groups = _numbers(met) if met else (np.zeros(0, np.int64), [])
     of_met = _by_rank(met) if met else {}
-    found = Programs([], [], [], [])
+    found = Programs([], [], [], [], groups)
     for rank in ranks:
         own = of_rank["rows"].get(rank.rank)
         if own is None:
@@ -120,14 +123,18 @@ def _by_rank(table: dict[str, Any]) -> dict[int, Int64s]:
     return dict(zip(ranks.tolist(), np.split(order, first[1:]), strict=True))
 
 
-def _numbers(met: dict[str, Any]) -> Int64s:
-    """The number of the collective that each row of the layer is, NONE for one that only one rank has. Where
-    a rank has a collective again, so have the others. Shape `(rows,)`.
+def _numbers(met: dict[str, Any]) -> tuple[Int64s, list[tuple[str, str]]]:
+    """The number of the collective that each row of the layer is, NONE for one that only one rank has, shape
+    `(rows,)`; and the operation and the process group of each number. Where a rank has a collective again, so have
+    the others.
     """
-    texts = [np.unique(met[name].astype(str), return_inverse=True)[1].reshape(-1) for name in ("operation", "process_group")]
+    texts = [
+        np.unique(met[name].astype(str), return_inverse=True)[1].reshape(-1)
+        for name in ("operation", "process_group")
+    ]
     key, _ = number_rows(*texts, met["number"], met["is_numbered"])
     again = count_earlier(met["rank"], key)
     number, first = number_rows(key, again)
     several = np.bincount(number, minlength=len(first)) > 1
-    found: Int64s = np.where(several[number], number, NONE).astype(np.int64)
-    return found
+    groups = zip(met["operation"][first].tolist(), met["process_group"][first].tolist(), strict=True)
+    return np.where(several[number], number, NONE).astype(np.int64), list(groups)

@@ -8,12 +8,13 @@ ranks that only receive run other collectives.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from numpy.typing import NDArray
 
+from tracepipe.analyses.distribution import median_within
 from tracepipe.libraries import np
 from tracepipe.ranks.engine import Columns, rows
 from tracepipe.ranks.queries import COMPARED
@@ -33,6 +34,8 @@ _WORK: Final = ("compute_ns", "copies_ns")
 # A rank is slower where the difference is more than a share of the step, more than a share of what is usual,
 # and far outside of what its own steps and its peers differ by.
 _OF_STEP, _OF_USUAL = 0.02, 0.05
+# The least share of a step by which steps must be longer for it.
+_OF_STEP_COSTS: Final = 0.005
 _ERRORS, _DEVIATIONS = 4.0, 8.0
 # With fewer ranks of one step each, nothing shows how much they differ by chance.
 _FEW_RANKS = 32
@@ -48,8 +51,9 @@ class Straggler:
     """A rank that is slower than its peers. Times are means of one step.
 
     `own_ns` and `usual_ns` are the time of the rank and the median of its peers. For a link they are the
-    length of a transfer in the rank's process groups and in similar ones. `costs_ns` is how long others
-    waited for it, or by how much the transfers of a step are longer. `ranks` are all ranks that may be meant.
+    length of a transfer in the rank's process groups and in similar ones. `costs_ns` is by how much a
+    step would be shorter if it were not slower, within `bounds_ns` in 95 of 100 cases. `ranks` are all ranks that
+    may be meant.
     """
 
     ranks: tuple[int, ...]
@@ -57,7 +61,8 @@ class Straggler:
     own_ns: int
     usual_ns: int
     peers: int
-    costs_ns: int
+    costs_ns: int | None = None
+    bounds_ns: tuple[int, int] | None = None
 
     @property
     def excess_ns(self) -> int:
@@ -90,14 +95,25 @@ def behaviours(ranks: Columns, members: Columns) -> NDArray[np.int64]:
     return place[number]
 
 
-def stragglers(ranks: Columns) -> Iterator[Straggler]:
-    """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` has the columns of
-    `queries.RANKS`, and `behaviour`.
+Saved = Callable[[int, str, Sequence[int]], NDArray[np.int64]]
+"""By how much each step gets shorter if a rank's time of COMPARED is as that of some peers."""
+
+
+def stragglers(ranks: Columns, saved_ns: Saved) -> Iterator[Straggler]:
+    """Ranks with a longer time of COMPARED than the others of their behaviour, by which the steps are longer too.
+    `ranks` has the columns of `queries.RANKS`, and `behaviour`.
     """
     for peers in _peers(ranks):
         for name in COMPARED if peers.are_judged else ():
-            for at in np.flatnonzero(peers.are_slower(name)).tolist():
-                yield peers.straggler(at, name)
+            slower = peers.are_slower(name)
+            others = peers.ranks[~slower].tolist()
+            for at in np.flatnonzero(slower).tolist():
+                steps_ns = saved_ns(int(peers.ranks[at]), name, others)
+                costs_ns = float(np.median(steps_ns)) if len(steps_ns) else 0.0
+                if costs_ns > _OF_STEP_COSTS * peers.step_ns:
+                    yield replace(
+                        peers.straggler(at, name), costs_ns=round(costs_ns), bounds_ns=median_within(steps_ns)
+                    )
 
 
 def longest_unjudged(ranks: Columns) -> Straggler | None:
@@ -129,6 +145,7 @@ class _Peers:
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
+        self.ranks: NDArray[np.int64] = columns["rank"]
         self.steps: NDArray[np.int64] = columns["steps"].clip(1)
         self.step_ns = _median(self.means_ns("step_ns"))
 
@@ -145,9 +162,9 @@ class _Peers:
     def straggler(self, at: int, name: str) -> Straggler:
         """One of them, by a time of COMPARED."""
         own_ns = self.means_ns(name)
-        costs_ns = int(self._columns["made_wait_ns"][at] // self.steps[at])
-        rank, times_ns = int(self._columns["rank"][at]), (round(own_ns[at]), round(_median(own_ns)))
-        return Straggler((rank,), SLOWER[name], *times_ns, len(self.steps), costs_ns)
+        return Straggler(
+            (int(self.ranks[at]),), SLOWER[name], round(own_ns[at]), round(_median(own_ns)), len(self.steps)
+        )
 
     def are_slower(self, name: str) -> NDArray[np.bool_]:
         """Which of them have a longer time of COMPARED than the others."""
@@ -190,9 +207,12 @@ class _Peers:
         return limit_ns
 
 
-def slow_links(groups: Columns, members: Columns, steps: int) -> Iterator[Straggler]:
+def slow_links(
+    groups: Columns, members: Columns, saved_ns: Callable[[dict[_Group, float]], NDArray[np.int64]]
+) -> Iterator[Straggler]:
     """Ranks whose process groups all transfer slower than similar groups. `groups` and `members` have the
-    columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`; the run has `steps` steps.
+    columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`; `saved_ns` is by how much each step gets shorter
+    if of the transfers of some groups only a share remains.
 
     Groups are similar if they run one operation on equally many ranks and elements. Their shortest transfers
     are compared: if the last rank of a collective is not recorded, the transfer is not known, and seems
@@ -221,9 +241,12 @@ def slow_links(groups: Columns, members: Columns, steps: int) -> Iterator[Stragg
             ((one, rank) for rank in ranks for one in slow[rank].values()),
             key=lambda pair: (pair[0].ratio, pair[0].group[1], pair[1]),
         )
-        costs_ns = sum((one.shortest_ns - one.usual_ns) * one.count for one in slow[rank].values())
-        times_ns = shown.shortest_ns, shown.usual_ns
-        yield Straggler(tuple(ranks), LINK, *times_ns, shown.peers, round(costs_ns / max(steps, 1)))
+        own = slow[rank].values()
+        steps_ns = saved_ns({one.group: one.usual_ns / max(one.shortest_ns, 1) for one in own})
+        costs = (
+            (round(float(np.median(steps_ns))), median_within(steps_ns)) if len(steps_ns) else (None, None)
+        )
+        yield Straggler(tuple(ranks), LINK, shown.shortest_ns, shown.usual_ns, shown.peers, *costs)
 
 
 _Group = tuple[str, str]

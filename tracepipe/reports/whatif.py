@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -10,8 +9,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 
 from tracepipe.analyses.changes import Changes, Most, Recorded, Subject, asked, candidates
+from tracepipe.analyses.distribution import median_within
 from tracepipe.analyses.replay import Replay
-from tracepipe.event.columns import Int64s
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
@@ -100,20 +99,13 @@ def _row(replay: Replay, name: str, changes: Changes) -> tuple[Any, ...]:
         return name, None, 0, None, None, 0, None, None
     step_ns = float(np.median(recorded_ns[own]))
     new_ns = float(np.median(recorded_ns[own] - saved_ns[own]))
-    low_ns, high_ns = _interval(saved_ns[own])
+    low_ns, high_ns = median_within(saved_ns[own])
     error_ns = (abs(replay.error) + (_HOST_ERROR if replay.idle > _HOST_BOUND else 0)) * new_ns
     saves_ns = round(step_ns - new_ns)
     return (
         name, round(step_ns), len(own), round(new_ns), 100 * saves_ns / step_ns, saves_ns,
         round(min(low_ns, saves_ns) - error_ns), round(max(high_ns, saves_ns) + error_ns),
     )  # fmt: skip
-
-
-def _interval(values: Int64s) -> tuple[float, float]:
-    """Where the median of such values lies in 95 of 100 cases, by their order."""
-    ordered, half = np.sort(values), 0.98 * math.sqrt(len(values))
-    low, high = math.floor(len(values) / 2 - half), math.ceil(len(values) / 2 + half)
-    return float(ordered[max(low, 0)]), float(ordered[min(high, len(values) - 1)])
 
 
 REPORT = Report("whatif", Options, run, suits=lambda run: False)
