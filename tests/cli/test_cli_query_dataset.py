@@ -59,7 +59,16 @@ def layer(ds: Path, name: str) -> pl.DataFrame:
 
 def test_each_layer_is_a_table_with_host_and_rank(ds: Path) -> None:
     names = {row["name"] for row in rows(ds, "show tables")}
-    assert names == {"alignment", "annotations", "collectives", "kernels", "ranks", "steps", "work"}
+    assert names == {
+        "alignment",
+        "annotations",
+        "collectives",
+        "kernels",
+        "program",
+        "ranks",
+        "steps",
+        "work",
+    }
     found = rows(
         ds, "select host, rank, count(*) as n, sum(dur_ns) as ns from kernels group by all order by rank"
     )

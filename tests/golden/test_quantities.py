@@ -79,7 +79,7 @@ def gpu_shares(of: Stated) -> list[tuple[float, ...]]:
 
 
 def gpu_times_of_gaps(of: Stated) -> list[tuple[float, ...]]:
-    """The same of `gaps`."""
+    """The idle time of the GPU, of `gaps`."""
     found: list[tuple[float, ...]] = []
     for row in of.rows("gaps", "gpus"):
         busy_ns, idle_ns = row["busy_ns"], row["idle_ns"]
@@ -162,17 +162,6 @@ def times_of_steps(of: Stated) -> list[tuple[int, ...]]:
     return [tuple(row[name] for name in TIMES) for row in of.steps if of.job]
 
 
-def idle_on_path(of: Stated) -> int:
-    """The idle time of the GPU on the critical path of `ranks`, while data is loaded or not."""
-    path = of.job.get("critical_path", ())
-    return sum(row["ns"] for row in path if row["what"] in ("GPU idle", "loads data"))
-
-
-def idle_of_gaps(of: Stated) -> int:
-    """The same of `gaps`."""
-    return sum(idle_ns for *_, idle_ns in whole_of_gaps(of)) if of.job else 0
-
-
 def peaks_of_summary(of: Stated) -> list[tuple[Any, ...]]:
     """The highest peaks of memory: bytes, when, GPU, allocations, and how many were not freed."""
     keys = ("peak_bytes", "at_ns", "gpu", "allocations", "kept", "kept_bytes")
@@ -202,7 +191,6 @@ PAIRS: Final[dict[str, tuple[Callable[[Stated], Any], Callable[[Stated], Any]]]]
     "busy, dataset and gaps": (whole_of_dataset, whole_of_gaps),
     "shares of a GPU, dataset and summary": (shares_of_dataset, shares_of_summary),
     "times of a rank, ranks and dataset": (times_of_ranks, times_of_steps),
-    "idle, critical path and gaps": (idle_on_path, idle_of_gaps),
     "idle by cause and GPU, gaps": (idle_by_cause, idle_by_gpu),
     "kernels, summary and export": (
         lambda of: of.activity("GPU kernels"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,13 @@ def noisy(seed: int, ranks: int, steps: int, noise: float) -> dict[str, NDArray[
 
 
 def found_in(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> list[Straggler]:
-    return list(stragglers(rows_of(times, behaviours)))
+    return list(stragglers(rows_of(times, behaviours), costs))
+
+
+def costs(rank: int, name: str, peers: Sequence[int]) -> NDArray[np.int64]:
+    """Each step would be shorter by some ms without the slowness of any rank."""
+    assert rank not in peers
+    return np.array([3_000_000, 1_000_000, 2_000_000])
 
 
 def rows_of(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> Columns:
@@ -32,7 +38,6 @@ def rows_of(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = (
         "rank": np.arange(count),
         "behaviour": np.array(list(behaviours) or [0] * count),
         "steps": np.full(count, steps),
-        "made_wait_ns": np.full(count, 700 * steps),
         "step_ns": sum(ns.sum(1) for ns in whole.values()),
     }
     for name, ns in whole.items():
@@ -66,9 +71,18 @@ def test_a_rank_that_is_slow_is_found_among_any_number(ranks: int, steps: int) -
     times = noisy(1, ranks, steps, 0.01)
     times["compute_ns"][ranks - 1] *= 1.4
     (one,) = found_in(times)
-    assert (one.ranks, one.slow, one.peers, one.costs_ns) == ((ranks - 1,), "GPU", ranks, 700)
+    assert (one.ranks, one.slow, one.peers, one.costs_ns) == ((ranks - 1,), "GPU", ranks, 2_000_000)
+    assert one.bounds_ns == (1_000_000, 3_000_000)
     assert one.own_ns / one.usual_ns == pytest.approx(1.4, rel=0.03)
     assert one.excess_ns == one.own_ns - one.usual_ns
+
+
+def test_a_rank_that_costs_nothing_is_not_slow() -> None:
+    times = noisy(1, 4, 10, 0.01)
+    times["host_ns"][3] += 9e6
+    assert [one.slow for one in found_in(times)] == ["host"]
+    assert not list(stragglers(rows_of(times), lambda rank, name, peers: np.full(10, 50_000)))
+    assert not list(stragglers(rows_of(times), lambda rank, name, peers: np.zeros(0, np.int64)))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 31])
@@ -123,7 +137,7 @@ def test_ranks_that_do_other_work_are_not_compared() -> None:
     assert found_in(noisy(1, 1, 10, 0.1)) == []
 
 
-def links(shortest: dict[str, int], members: dict[str, tuple[int, ...]], steps: int = 1) -> list[Straggler]:
+def links(shortest: dict[str, int], members: dict[str, tuple[int, ...]]) -> list[Straggler]:
     """Of groups that ran ten all-gathers each: their shortest transfers, and their ranks."""
     count, of = len(shortest), [(group, rank) for group, ranks in members.items() for rank in ranks]
     groups = {
@@ -135,7 +149,7 @@ def links(shortest: dict[str, int], members: dict[str, tuple[int, ...]], steps: 
         "operation": np.full(len(of), "all_gather"), "process_group": np.array([group for group, _ in of]),
         "rank": np.array([rank for _, rank in of]),
     }  # fmt: skip
-    return list(slow_links(groups, own, steps))
+    return list(slow_links(groups, own, lambda faster: np.array([round(300 * min(faster.values()))])))
 
 
 # Four by four ranks: groups of rows and of columns.
@@ -151,7 +165,7 @@ def grid(*slow: str) -> dict[str, int]:
 def test_a_slow_link_is_of_the_rank_that_is_in_all_slow_groups() -> None:
     (one,) = links(grid("row1", "column2"), GRID)
     assert (one.ranks, one.slow, one.own_ns, one.usual_ns) == ((6,), LINK, 3_000, 1_000)
-    assert one.costs_ns == 2 * 10 * 2_000
+    assert one.costs_ns == 100  # a third of each transfer remains
     assert one.peers == 8
 
 

@@ -108,8 +108,9 @@ def streams_of(run: Run, work: Work) -> Int64s:
     """The number of the stream of each row of work in the table of shapes, NONE where it is not known. Shape
     `(rows,)`.
     """
-    shape = shapes_of(run, work)
-    found: Int64s = np.where(shape == NONE, NONE, run.shapes.column("stream", np.maximum(shape, 0)))
+    shape, found = shapes_of(run, work), np.full(len(work), NONE, np.int64)
+    known = shape != NONE
+    found[known] = run.shapes.column("stream", shape[known])
     return found
 
 

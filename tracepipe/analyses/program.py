@@ -39,7 +39,7 @@ from tracepipe.analyses.gpu_work import (
     streams_of,
 )
 from tracepipe.analyses.steps import Steps, run_far_ahead, steps_of
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints
+from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows, run_starts
 from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run
@@ -71,9 +71,9 @@ class Program:
     `from_ns` to `call_ns` is the time of the host before a row: from the call before it, or from the end of
     that call if it waits. `step` is the index of the step in which the row was asked for, or NONE. Work lasts
     from `start_ns` to `end_ns`, on `stream`; a wait from its call to its return. `key` stands for a kernel's
-    name and grid, and `nth` for its place in the step: how many
-    collectives are before it, and how many rows of its key since the last of them. Row `after[i, 0]` waits for row
-    `after[i, 1]`, besides the work before it on its stream.
+    name and grid, and `nth` for its place in the step: how many collectives are before it, and how many rows
+    of its key since the last of them. Row `after[i, 0]` waits for row `after[i, 1]`, besides the work before
+    it on its stream.
     """
 
     what: Ints
@@ -207,19 +207,21 @@ def _of_work_alone(run: Run, work: Work, steps: Steps) -> Program:
     order = np.argsort(work.start_ns, kind="stable")
     starts_ns, ends_ns = work.start_ns[order], work.end_ns[order]
     by_end = np.argsort(ends_ns, kind="stable")
-    ended = np.searchsorted(ends_ns[by_end], starts_ns, "right") - 1
-    latest = by_end[np.maximum(ended, 0)]
-    begun_ns = np.append(starts_ns[:1], starts_ns[:-1])
-    waits = (ended >= 0) & (ends_ns[latest] >= begun_ns)
+    # Each piece of work, and the end of all work.
+    then_ns = np.append(starts_ns, ends_ns.max(initial=0))
+    ended = np.searchsorted(ends_ns[by_end], then_ns, "right") - 1
+    latest = by_end[np.maximum(ended, 0)] if len(order) else ended
+    begun_ns = np.append(starts_ns[:1], starts_ns)[: len(then_ns)]
+    waits = np.flatnonzero((ended >= 0) & (np.append(ends_ns, 0)[latest] >= begun_ns))
     # A row for each piece of work, and before it one for its waiting.
-    is_wait = np.append(np.ones(int(waits.sum()), np.bool_), np.zeros(len(order), np.bool_))
-    at = np.append(np.flatnonzero(waits), np.arange(len(order)))
+    is_wait = np.arange(len(waits) + len(order)) < len(waits)
+    at = np.append(waits, np.arange(len(order)))
     rows = np.lexsort((~is_wait, at))
     is_wait, at = is_wait[rows], at[rows]
+    after, at = latest[at[is_wait]], np.where(is_wait, 0, at)
     row_of = np.flatnonzero(~is_wait)
-    called_ns = np.where(is_wait, np.maximum(begun_ns, ends_ns[latest])[at], starts_ns[at])
-    called_ns = np.where(is_wait, begun_ns[at], called_ns)
-    ended_ns = np.where(is_wait, ends_ns[latest[at]], starts_ns[at])
+    called_ns, ended_ns = starts_ns[at], starts_ns[at]
+    called_ns[is_wait], ended_ns[is_wait] = begun_ns[waits], ends_ns[after]
     left_ns = np.where(is_wait, ended_ns, called_ns)
     stream = np.where(is_wait, NONE, _streams(run, work)[order[at]])
     step = np.searchsorted(steps.start_ns, called_ns, "right") - 1
@@ -237,7 +239,7 @@ def _of_work_alone(run: Run, work: Work, steps: Steps) -> Program:
         stream,
         key,
         _nth(step, what, key),
-        np.stack([np.flatnonzero(is_wait), row_of[latest[at[is_wait]]]], axis=1),
+        np.stack([np.flatnonzero(is_wait), row_of[after]], axis=1),
         np.full(int(is_wait.sum()), TYPICAL),
         np.where(is_wait, NONE, order[at]),
         steps.number,

@@ -105,14 +105,17 @@ class Piece(NamedTuple):
 
 WORKS, TRANSFERS, HOST, LATENCY, RETURNS = "works", "transfers", "host", "latency", "returns"
 """What a piece is: a row of work; the transfer of a collective, which is a row of the last rank to come; the
-time of the host before a call; the time from a call, or from the work before, to the work; and that to the return
-of a call that waits."""
+time of the host before a call; the time from a call, or from the work before, to the work; and that to the
+return of a call that waits.
+"""
 
 
 class Replay:
     """The programs of some ranks, ready to be replayed. `meeting` has for each program the number of the
     collective that each row is, or NONE. `ahead_ns` is what to add to the times of each program to have them
-    on one clock.
+    on one clock. `transfer_ns` is how long each collective takes when its last rank has come, by its number.
+    `sends` are the numbers of those that are a send and its receive, on one clock: the sender may leave
+    before the receiver has come.
     """
 
     def __init__(
@@ -120,6 +123,8 @@ class Replay:
         programs: Sequence[Program],
         meeting: Sequence[Int64s] | None = None,
         ahead_ns: Sequence[int] | None = None,
+        transfer_ns: Int64s | None = None,
+        sends: Int64s | None = None,
     ) -> None:
         self.programs = programs
         self.bounds: Int64s = np.cumsum([0, *map(len, programs)])
@@ -128,6 +133,9 @@ class Replay:
             np.full(rows, NONE) if meeting is None else np.concatenate([np.zeros(0, np.int64), *meeting])
         )
         self._ahead_ns = [0] * len(programs) if ahead_ns is None else list(ahead_ns)
+        none = np.zeros(0, np.int64)
+        self._transfer_ns = none if transfer_ns is None else transfer_ns
+        self._sends = none if sends is None else sends
         self.what: Bytes = self._joined("what").astype(np.uint8)
         lengths_ns = self._joined("end_ns") - self._joined("start_ns")
         self._slowed, self.alone_ns, self.unmeasured = self._interference(lengths_ns)
@@ -225,7 +233,7 @@ class Replay:
             [_overlap_ns(one.what, one.start_ns, one.end_ns) for one in self.programs]
         )
         slowed = np.zeros(len(overlap_ns))
-        self.speeds = np.ones(len(self.programs))
+        self.speeds: Floats = np.ones(len(self.programs))
         """How long the work of each program takes alone, relative to that of the others."""
         whole_ns = max(int(lengths_ns[self.what == COMPUTE].sum()), 1)
         if int(overlap_ns.sum()) < _ALONE / 4 * whole_ns:
@@ -239,10 +247,9 @@ class Replay:
         alone_ns = _medians(of[alone], own_ns[alone], len(firsts))
         # GPUs differ in speed, and so do their clocks.
         count = len(self.programs)
-        sums_ns, usual_ns = (
-            np.bincount(program[alone], ns, count) for ns in (own_ns[alone], alone_ns[of[alone]])
-        )
-        self.speeds = np.where(usual_ns > 0, sums_ns / np.maximum(usual_ns, 1), 1)
+        spent_ns = np.bincount(program[alone], own_ns[alone], count)
+        wanted_ns = np.bincount(program[alone], alone_ns[of[alone]], count)
+        self.speeds = np.where(wanted_ns > 0, spent_ns / np.maximum(wanted_ns, 1), 1)
         alone_ns = _medians(of[alone], (own_ns / self.speeds[program])[alone], len(firsts))
         usual_ns = alone_ns[of] * self.speeds[program]
         more_ns = np.bincount(of, np.where(is_alone, 0, own_ns - usual_ns), len(firsts))
@@ -250,7 +257,7 @@ class Replay:
         share = np.clip(more_ns / np.maximum(during_ns, 1), 0, _SLOWED_MOST)
         is_known = ~np.isnan(alone_ns) & (during_ns > 0)
         # Work that never ran alone is slowed as the rest is.
-        usual = np.sum((share * during_ns)[is_known]) / max(np.sum(during_ns[is_known]), 1)
+        usual = float(np.sum((share * during_ns)[is_known])) / max(float(np.sum(during_ns[is_known])), 1.0)
         share = np.where(is_known, share, usual)
         unmeasured = float(np.sum(during_ns[np.isnan(alone_ns)]) / whole_ns)
         slowed[rows] = share[of]
@@ -271,19 +278,17 @@ class Replay:
         # Where the work of a row begins to be possible: a node of its own for members.
         begins = 2 * np.arange(rows, dtype=np.int64) + 1
         begins[members] = self._starts_at
-        transfer_ns = np.full(len(first), np.iinfo(np.int64).max)
-        np.minimum.at(transfer_ns, number, lengths_ns[members])
         nodes = 2 * rows + len(members) + len(first)
         self._weight: Int64s = np.zeros(nodes, np.int64)
         self._weight[1 : 2 * rows : 2] = np.where(self.what == WAIT, 0, self.alone_ns)
         self._weight[2 * members + 1] = 0
-        self._weight[self._joins_at] = transfer_ns
-        ahead_ns = np.repeat(np.array(self._ahead_ns, np.int64), np.diff(self.bounds))[members]
-        came_ns = self._joined("start_ns")[members] + ahead_ns
+        self._weight[self._joins_at] = self._transfer_ns[self.collectives]
+        clocks_ns = np.repeat(np.array(self._ahead_ns, np.int64), np.diff(self.bounds))[members]
+        came_ns = self._joined("start_ns")[members] + clocks_ns
         last_ns = np.full(len(first), _NEVER)
         np.maximum.at(last_ns, number, came_ns)
-        # A rank that sends may leave before the one that receives has come.
         leaves = came_ns + lengths_ns[members] < last_ns[number] - _EARLY_NS
+        leaves &= np.isin(self._meeting[members], self._sends)
         edges: list[tuple[Int64s, Int64s, Int64s, int]] = [
             (self._joins_at[number], self._starts_at, np.zeros(len(members), np.int64), _JOIN),
             (2 * members + 1, self._joins_at[number], np.where(leaves, _NEVER, 0), _MEET),
@@ -291,11 +296,8 @@ class Replay:
         ]
         self._hidden: list[float] = []
         self._ready_ns: list[int] = []
-        least_ns = min(
-            (int(one.from_ns[0]) + ahead for one, ahead in zip(self.programs, self._ahead_ns, strict=True)
-             if len(one)),
-            default=0,
-        )  # fmt: skip
+        both = zip(self.programs, self._ahead_ns, strict=True)
+        least_ns = min((int(one.from_ns[0]) + ahead_ns for one, ahead_ns in both if len(one)), default=0)
         for at, (one, ahead_ns) in enumerate(zip(self.programs, self._ahead_ns, strict=True)):
             if not len(one):
                 self._ready_ns.append(0)
@@ -347,8 +349,8 @@ class Replay:
         self._gpu[self._starts_at] = self._gpu[2 * members]
 
     def run(self, changes: Mapping[int, Change] | None = None, transfers: Floats | None = None) -> Timeline:
-        """Replay with changes of some programs, by their numbers. `transfers` is how much remains of the transfer
-        of each of `collectives`.
+        """Replay with changes of some programs, by their numbers. `transfers` is how much remains of the
+        transfer of each of `collectives`.
         """
         rows = int(self.bounds[-1])
         weight, lag, alone_ns = self._weight.copy(), self._lag, self.alone_ns.copy()
@@ -395,7 +397,8 @@ class Replay:
                 "Record the process groups: capture --hook nccl.",
             )
         begins, ends = found
-        starts_ns, ends_ns, calls_ns = begins[1 : 2 * rows : 2], ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
+        starts_ns = begins[1 : 2 * rows : 2].copy()
+        ends_ns, calls_ns = ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
         starts_ns[self._members] = ends[self._starts_at]
         return Timeline(starts_ns, ends_ns, calls_ns, begins, ends, lag)
 
@@ -411,8 +414,8 @@ class Replay:
         return self.steps_ns(before) - self.steps_ns(gpu if ahead else host)
 
     def path(self, timeline: Timeline, step: int) -> list[Piece]:
-        """The critical path of a step, an index of `common`: what follows each other without waiting, from its
-        begin to its end on the program that ends it last.
+        """The critical path of a step, an index of `common`: what follows each other without waiting, from
+        its begin to its end on the program that ends it last.
         """
         edges, first = self._edges_to
         low_ns, last = [], (_NEVER, 0, 0)
@@ -465,9 +468,9 @@ class Replay:
         return [np.diff(self._boundaries(timeline, number, on_gpu=on_gpu)[0]) for number in numbers]
 
     def _boundaries(self, timeline: Timeline, number: int, *, on_gpu: bool = False) -> tuple[Int64s, Int64s]:
-        """When each step of a program begins and the last ends, and the node of the graph that ends then or later.
-        Shapes `(steps + 1,)`. A step begins on the host, or, where that runs far ahead, with the first work on the
-        main stream that is launched in it.
+        """When each step of a program begins and the last ends, and the node of the graph that ends then or
+        later. Shapes `(steps + 1,)`. A step begins on the host, or, where that runs far ahead, with the first
+        work on the main stream that is launched in it.
         """
         one, own, base = self.programs[number], self.rows(number), int(self.bounds[number])
         if not len(one):

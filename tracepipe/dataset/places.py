@@ -133,9 +133,9 @@ class Rank(NamedTuple):
     lost: int
     skipped_lines: int
     notes: list[str]
-    has_calls: bool
-    far_ahead: bool
-    unknown: str
+    has_calls: bool = False
+    far_ahead: bool = False
+    unknown: str = "{}"
 
     @property
     def recording(self) -> Source:

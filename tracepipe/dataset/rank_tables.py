@@ -62,7 +62,8 @@ _FLAGS: Final = dict.fromkeys(("has_calls", "far_ahead"), "boolean")
 _KINDS: Final = {**_TEXTS, **_FLAGS, "notes": "string[]"}
 RANK: Final = {name: _KINDS.get(name, "bigint") for name in Rank._fields[2:]}
 _PROGRAM: Final = """
-select p.* exclude (shape, kernel), coalesce(s.name, k.name) as name
+select p.* exclude (shape, kernel, after, after_lag_ns), after::bigint[] as after,
+    after_lag_ns::bigint[] as after_lag_ns, coalesce(s.name, k.name) as name
 from program p left join tracepipe.shape_values s using (shape)
 left join tracepipe.warp_kernel_values k on p.kernel = k.number order by p.place
 """

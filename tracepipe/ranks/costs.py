@@ -1,7 +1,9 @@
-"""What slow ranks cost a job: how long its steps would be if a rank did as its peers, by a replay of all ranks.
+"""What slow ranks cost a job: how long its steps would be if a rank did as its peers, by a replay of all
+ranks.
 
-The program of the rank is replayed with the times of the same rows, of the host or of the GPU, in another step of
-a peer. The steps of a mean would be shorter than real ones, as ranks wait for the latest of each step.
+The program of the rank is replayed with the times of the same rows, of the host or of the GPU, in another
+step of a peer. The steps of a mean would be shorter than real ones, as ranks wait for the latest of each
+step.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ class Costs:
         return loading_ns if name == "loading_ns" else one.call_ns - one.from_ns - loading_ns
 
     def own_times(self, ranks: Columns) -> Columns:
-        """The columns of `queries.RANKS` about times of COMPARED, as far as the programs tell them: work without
-        interference, and, where all have calls, the time of the host, whether its GPU is idle or not.
+        """The columns of `queries.RANKS` about times of COMPARED, as far as the programs tell them: work
+        without interference, and, where all have calls, the time of the host, whether its GPU is idle or not.
         """
         columns = dict(ranks)
         of_host = all(one.has_calls for one in self.programs.programs)
@@ -102,11 +104,9 @@ class Costs:
         share = [faster.get(groups[number], 1.0) for number in self.replay.collectives.tolist()]
         return self.replay.saved_ns({}, np.array(share))
 
-    def _as_its(
-        self, at: int, mine: slice, own_ns: Int64s, other: int, its: slice, its_ns: Int64s
-    ) -> Int64s:
-        """The times of a rank's rows of a step, as those of a peer in one of its steps: of the same rows. What
-        only the rank does takes no time, and what only its peer does is added where it would come.
+    def _as_its(self, at: int, mine: slice, own_ns: Int64s, other: int, its: slice, its_ns: Int64s) -> Int64s:
+        """The times of a rank's rows of a step, as those of a peer in one of its steps: of the same rows.
+        What only the rank does takes no time, and what only its peer does is added where it would come.
         """
         ours, theirs = self.programs.programs[at], self.programs.programs[other]
         if not len(own_ns) or np.array_equal(ours.key[mine], theirs.key[its]):

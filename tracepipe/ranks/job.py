@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from operator import attrgetter
 from typing import Final
 
+from tracepipe.analyses.replay import TRANSFERS, Piece
 from tracepipe.dataset.clocks_table import Aligned, read_alignment
-from tracepipe.dataset.places import RANKS, Dataset, asking
+from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.errors import InputError
 from tracepipe.libraries import np
 from tracepipe.ranks import queries
 from tracepipe.ranks.costs import Costs
 from tracepipe.ranks.engine import Columns, Engine, rows
-from tracepipe.ranks.path import Bounds, Done, Section, critical_path, done_in
+from tracepipe.ranks.path import Done, done_on
 from tracepipe.ranks.programs import programs_of
 from tracepipe.ranks.stragglers import Straggler, behaviours, slow_links, stragglers
 
-PATH_MAX: Final = 1 << 20
-"""The most rows of collectives of one step for which a path is made. A step has more if a run has no steps.
-"""
+PATHS_MOST: Final = 64
+"""Of how many steps the critical path is followed, to tell which ranks are on it."""
 
 
 def _answer(sql: str) -> cached_property[Columns]:
@@ -59,7 +57,6 @@ class Job:
     steps = _answer(queries.BY_STEP)
     groups = _answer(queries.GROUPS)
     members = _answer(queries.MEMBERS_OF_GROUPS)
-    waited_for = _answer(queries.WAITED_FOR)
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
@@ -94,37 +91,30 @@ class Job:
         order = np.lexsort((steps["step"], steps["step_ns"] // steps["ranks"]))
         return int(steps["step"][order[(len(order) - 1) // 2]])
 
-    def path(self, step: int) -> list[Section]:
-        """The critical path of a step, empty where the recordings show none."""
-        members = f"select count(*) as rows from members where step = {step}"
-        if self.engine.columns(members)["rows"][0] > PATH_MAX:
-            return []
-        bounds, found = {}, self.engine.columns(queries.bounds(step))
-        for rank, start_ns, end_ns, clock in rows(found, "rank", "start_ns", "end_ns", "clock"):
-            place = self.aligned.placements.get(clock)
-            bounds[rank] = Bounds(start_ns, end_ns, None if place is None else place.line.place(end_ns))
-        return critical_path(bounds, self.engine.columns(queries.members_of(step)))
-
-    def done(self, path: list[Section]) -> Iterator[Done]:
-        """What the ranks did in the sections of a path. One rank's work is in memory at a time."""
-        by_rank = attrgetter("rank")
-        for rank, sections in groupby(sorted(path, key=by_rank), by_rank):
-            own = list(sections)
-            # One rank's work in the step is in memory at a time.
-            work = self._between(rank, own, "work", "purpose")
-            yield from done_in(own, work, self._between(rank, own, "annotations"))
-
-    def _between(self, rank: int, sections: list[Section], layer: str, *more: str) -> Columns:
-        """Names, times and more columns of a rank's rows in a layer, around some sections."""
-        names = ("name", "start_ns", "end_ns", *more)
-        file = self.dataset.part(layer, self.hosts[rank], rank)
-        if not file.is_file():
-            return {name: np.zeros(0, np.int64 if "_ns" in name else object) for name in names}
-        with asking(file) as connection:
-            found: Columns = connection.execute(
-                f"""select * replace (coalesce(name, '') as name) from (select {", ".join(names)} from part)
-                where start_ns < {max(one.end_ns for one in sections)}
-                and end_ns > {min(one.start_ns for one in sections)}
-                order by start_ns, end_ns desc, name"""
-            ).fetchnumpy()
+    @cached_property
+    def led(self) -> dict[int, dict[int, int]]:
+        """For each of at most PATHS_MOST steps, how long each rank is on its critical path, in ns, without
+        transfers.
+        """
+        numbers = self._numbers()
+        found: dict[int, dict[int, int]] = {}
+        for step in numbers[:: -(-len(numbers) // PATHS_MOST) or 1]:
+            of_rank = found.setdefault(step, {})
+            for piece in self.path(step):
+                rank = self.costs.programs.ranks[piece.number]
+                of_rank[rank] = of_rank.get(rank, 0) + (piece.ns if piece.what != TRANSFERS else 0)
         return found
+
+    def path(self, step: int) -> list[Piece]:
+        """The critical path of a step, empty where not all ranks have the step."""
+        replay, numbers = self.costs.replay, self._numbers()
+        return replay.path(replay.unchanged, numbers.index(step)) if step in numbers else []
+
+    def _numbers(self) -> list[int]:
+        """The numbers of the steps that all ranks have."""
+        programs, common = self.costs.replay.programs, self.costs.replay.common
+        return programs[0].numbers[common[0]].tolist() if programs else []
+
+    def done(self, path: list[Piece]) -> Iterator[Done]:
+        """What the ranks did on a path."""
+        return done_on(path, self.costs.programs, self.dataset, self.hosts)

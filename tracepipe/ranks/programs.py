@@ -20,6 +20,11 @@ from tracepipe.libraries import np
 from tracepipe.store.tables import connect
 
 _MEMORY_MB: Final = 300
+_OF_COLLECTIVE: Final = {
+    "rank": "rank", "row": '"row"', "operation": "operation", "process_group": "process_group",
+    "number": "coalesce(seq, nth)", "is_numbered": "seq is not null", "group_size": "coalesce(group_size, 0)",
+    "dur_ns": "greatest(end_ns - start_ns, 0)",
+}  # fmt: skip
 _NARROW: Final = {"what": "utinyint", "step": "integer", "stream": "bigint"}
 
 
@@ -36,6 +41,8 @@ class Programs:
     collective: list[Int64s]
     groups: list[tuple[str, str]]
     """The operation and the process group of each collective, by its number."""
+    transfer_ns: Int64s
+    """How long each collective takes when its last rank has come, by its number."""
 
     def replay(self, aligned: Aligned, clocks: dict[int, str]) -> Replay:
         """The replay of the job, on the clock that all clocks are put on where they are."""
@@ -44,7 +51,8 @@ class Programs:
             place = aligned.placements.get(clocks[rank])
             first_ns = int(one.call_ns[0]) if len(one) else 0
             ahead_ns.append(0 if place is None else place.line.place(first_ns) - first_ns)
-        return Replay(self.programs, self.collective, ahead_ns)
+        sent = [number for number, (operation, _) in enumerate(self.groups) if operation == "send_recv"]
+        return Replay(self.programs, self.collective, ahead_ns, self.transfer_ns, np.array(sent, np.int64))
 
 
 def programs_of(dataset: Dataset) -> Programs:
@@ -68,18 +76,18 @@ def programs_of(dataset: Dataset) -> Programs:
         rows = columns("program", f"place, {narrowed}, loading_ns, kernel_row")
         after = columns("program", "place, unnest(after) as earlier, unnest(after_lag_ns) as lag_ns")
         steps = columns("steps", "step, start_ns, end_ns, gpu")
-        met: dict[str, Any] = {}
+        met: dict[str, Any] = {name: np.zeros(0, np.int64) for name in _OF_COLLECTIVE}
         if "collectives" in dataset.layers():
             met = columns(
                 "collectives",
-                '"row", operation, process_group, coalesce(seq, nth) as number, seq is not null as is_numbered',
+                ", ".join(f'{sql} as "{name}"' for name, sql in _OF_COLLECTIVE.items() if name != "rank"),
                 "where leaves_together or (operation = 'send_recv' and group_size = 2)",
             )
         connection.close()
     of_rank = {name: _by_rank(table) for name, table in (("rows", rows), ("after", after), ("steps", steps))}
-    numbers, groups = _numbers(met) if met else (np.zeros(0, np.int64), [])
-    of_met = _by_rank(met) if met else {}
-    found = Programs([], [], [], [], groups)
+    numbers, groups, transfer_ns = _numbers(met)
+    of_met = _by_rank(met)
+    found = Programs([], [], [], [], groups, transfer_ns)
     for rank in ranks:
         own = of_rank["rows"].get(rank.rank)
         if own is None:
@@ -120,13 +128,13 @@ def _by_rank(table: dict[str, Any]) -> dict[int, Int64s]:
     """The rows of each rank in a table, in their order."""
     order = np.argsort(table["rank"], kind="stable")
     ranks, first = np.unique(table["rank"][order], return_index=True)
-    return dict(zip(ranks.tolist(), np.split(order, first[1:]), strict=True))
+    return dict(zip(ranks.tolist(), np.split(order, first[1:])[: len(ranks)], strict=True))
 
 
-def _numbers(met: dict[str, Any]) -> tuple[Int64s, list[tuple[str, str]]]:
+def _numbers(met: dict[str, Any]) -> tuple[Int64s, list[tuple[str, str]], Int64s]:
     """The number of the collective that each row of the layer is, NONE for one that only one rank has, shape
-    `(rows,)`; and the operation and the process group of each number. Where a rank has a collective again, so have
-    the others.
+    `(rows,)`; and for each number the operation and the process group, and how long the transfer takes. Where
+    a rank has a collective again, so have the others.
     """
     texts = [
         np.unique(met[name].astype(str), return_inverse=True)[1].reshape(-1)
@@ -135,6 +143,15 @@ def _numbers(met: dict[str, Any]) -> tuple[Int64s, list[tuple[str, str]]]:
     key, _ = number_rows(*texts, met["number"], met["is_numbered"])
     again = count_earlier(met["rank"], key)
     number, first = number_rows(key, again)
-    several = np.bincount(number, minlength=len(first)) > 1
+    ranks = np.bincount(number, minlength=len(first))
+    # The last rank to come has the shortest kernel. If that may be one that is not there, the transfer takes
+    # as long as the shortest of the group.
+    shortest_ns = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(shortest_ns, number, met["dur_ns"])
+    of, firsts = number_rows(*(text[first] for text in texts))
+    size, of_group_ns = np.zeros(len(firsts), np.int64), np.full(len(firsts), np.iinfo(np.int64).max)
+    np.maximum.at(size, of, np.maximum(ranks, met["group_size"][first]))
+    np.minimum.at(of_group_ns, of, shortest_ns)
+    transfer_ns = np.where(ranks < size[of], of_group_ns[of], shortest_ns)
     groups = zip(met["operation"][first].tolist(), met["process_group"][first].tolist(), strict=True)
-    return np.where(several[number], number, NONE).astype(np.int64), list(groups)
+    return np.where(ranks[number] > 1, number, NONE).astype(np.int64), list(groups), transfer_ns

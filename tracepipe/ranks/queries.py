@@ -51,28 +51,18 @@ from collectives where leaves_together
 """The view `members`: the collectives that ranks leave together."""
 MEETINGS: Final = f"""
 with met as (
-    select {_KEY}, count(*) as ranks, min({_packed("dur_ns", "rank")}) as least_packed,
-        min_by(work_ns, {_packed("dur_ns", "rank")}) as last_work_ns, {_sums(["dur_ns", "work_ns"])},
-        max(dur_ns) as longest_ns, max(group_size) as group_size, max(elements) as elements, min(step) as step
+    select {_KEY}, count(*) as ranks, min({_packed("dur_ns", "rank")}) as least_packed, {_sums(["dur_ns"])},
+        max(dur_ns) as longest_ns, max(group_size) as group_size, max(elements) as elements
     from members group by {_KEY} having count(*) > 1
-), timed as (
-    select *, least_packed // {_RANKS} as transfer_ns,
-        (dur_ns - least_packed // {_RANKS} * ranks) // (ranks - 1) as waited_ns,
-        greatest(last_work_ns - (work_ns - last_work_ns) // (ranks - 1), 0) as more_ns
-    from met
 )
-select {_KEY}, ranks, least_packed % {_RANKS} as last, transfer_ns, waited_ns,
-    least(more_ns, waited_ns) as made_wait_ns, longest_ns - transfer_ns as longest_wait_ns, group_size,
-    elements, step
-from timed
+select {_KEY}, ranks, least_packed % {_RANKS} as last, least_packed // {_RANKS} as transfer_ns,
+    (dur_ns - least_packed // {_RANKS} * ranks) // (ranks - 1) as waited_ns,
+    longest_ns - least_packed // {_RANKS} as longest_wait_ns, group_size, elements
+from met
 """
 """The table `meetings`: a row for each collective that two ranks or more recorded: `ranks`, `last` (the rank
-that came last), `transfer_ns`, `waited_ns` (how long the others waited for it, in the mean), `made_wait_ns`
-and `longest_wait_ns`.
-
-The rank that comes last may have left another collective late, because of a third rank. So `made_wait_ns`
-counts only the part of the waiting by which the last rank worked longer than the others since its last
-collective.
+that came last), `transfer_ns`, `waited_ns` (how long the others waited for it, in the mean) and
+`longest_wait_ns`.
 """
 WAITS: Final = f"""
 select rank, operation, process_group, count(*) as collectives, cast(sum(dur_ns - transfer_ns) as bigint) as
@@ -91,19 +81,18 @@ RANKS: Final = f"""
 with own as (
     select host, rank, count(*) as steps, {_sums(STEP_TIMES)}, {_SQUARES} from step_times group by host, rank
 ), made as (
-    select last as rank, count(*) as came_last, {_sums(["made_wait_ns"])} from meetings group by last
+    select last as rank, count(*) as came_last from meetings group by last
 ), waited as (
     select rank, {_sums(["collectives", "waited_ns"])} from waits group by rank
 )
 select own.*, clock, coalesce(world_size, 0) as world_size, kernels, lost,
     case when cast(notes as string) like '%impossible: %' then 1 else 0 end as impossible,
-    coalesce(came_last, 0) as came_last, coalesce(made_wait_ns, 0) as made_wait_ns,
+    coalesce(came_last, 0) as came_last,
     coalesce(waited_ns, 0) as waited_ns, coalesce(waited.collectives, 0) as collectives
 from own join ranks using (rank) left join made using (rank) left join waited using (rank) order by rank
 """
 """A row for each rank: `steps` (of all its GPUs), sums of STEP_TIMES, and for COMPARED also the sums of whole
-µs, `compute_us`, and of their squares, `compute_us2`; its collectives, and how long it waited and made others
-wait in them.
+µs, `compute_us`, and of their squares, `compute_us2`; its collectives, and how long it waited in them.
 """
 BY_STEP: Final = f"""
 select step, ranks, {", ".join(STEP_TIMES)}, longest // {_RANKS} as longest_ns, longest % {_RANKS} as rank
@@ -141,15 +130,6 @@ select waits.*, group_size from waits join (
 ) as sizes using (operation, process_group) order by rank, operation, process_group
 """
 """The rows of `waits`, with the size of each group."""
-WAITED_FOR: Final = f"""
-with of_rank as (
-    select step, last, {_sums(["made_wait_ns"])} from meetings where step is not null group by step, last
-), most as (
-    select step, max({_packed("made_wait_ns", "last")}) as most from of_rank group by step
-)
-select step, most % {_RANKS} as rank, most // {_RANKS} as waited_ns from most order by step
-"""
-"""A row for each step: the rank that made others wait longest."""
 
 
 def by_part(first: int, last: int, times: Iterable[str]) -> str:
@@ -159,28 +139,3 @@ def by_part(first: int, last: int, times: Iterable[str]) -> str:
     of_part = max(-(-(last - first + 1) // _PARTS_OF_RUN), 1)
     return f"""select rank, (step - {first}) // {of_part} as part, count(*) as steps, {_sums(times)}
         from step_times group by rank, (step - {first}) // {of_part} order by rank, part"""
-
-
-def bounds(step: int) -> str:
-    """A row for each rank of a step: when it begins and ends, on the rank's clock."""
-    return f"""select rank, min(start_ns) as start_ns, min(end_ns) as end_ns, min(clock) as clock
-        from steps join (select rank, clock from ranks) using (rank) where step = {step} group by rank
-        order by rank"""
-
-
-def members_of(step: int) -> str:
-    """The collectives of a step, by rank and end. `meeting` is the number of a collective, and `last` the row
-    of the rank that came last to it: the one with the shortest kernel. Where a rank has a key again, so have
-    the others.
-    """
-    met = f"partition by {_KEY}, again"
-    return f"""
-        with own as (
-            select *, row_number() over (partition by rank, {_KEY} order by end_ns, start_ns) as again
-            from members where step = {step} and rank in (select rank from steps where step = {step})
-        ), placed as (
-            select *, row_number() over (order by rank, end_ns, start_ns, {_KEY}, again) - 1 as place from own
-        )
-        select rank, operation, start_ns, end_ns, min(place) over ({met}) as meeting,
-            first_value(place) over ({met} order by dur_ns, rank) as last
-        from placed order by place"""

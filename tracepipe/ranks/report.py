@@ -32,7 +32,7 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
         raise InputError(f"has no step {step}", f"Its steps: {numbers}.", path=str(job.dataset.folder))
     found = [
         _slow(job),
-        _waited_for(job),
+        _on_path(job),
         _ranks(job),
         _collectives(job),
         _behaviours(job),
@@ -87,7 +87,8 @@ def screen(job: Job, name: str) -> Result:
         )
         lines.append(
             f"{who} is slow ({one.slow}): {duration_text(one.own_ns)} a step, usual "
-            f"{duration_text(one.usual_ns)}; others wait {duration_text(one.costs_ns)} for it."
+            f"{duration_text(one.usual_ns)}; steps would be {duration_text(one.costs_ns or 0)} shorter "
+            "without that."
         )
     if not job.stragglers:
         lines.append("No rank is slower than the ranks that do the same work.")
@@ -146,47 +147,52 @@ def _slow(job: Job) -> Table:
         Column("ranks", "rank"), Column("host", "host"), Column("slow", "slow"),
         Column("own_ns", "own", "ns"), Column("usual_ns", "usual", "ns"), Column("excess_ns", "more", "ns"),
         Column("peers", "peers", "count", True), Column("costs_ns", "costs", "ns"),
+        Column("low_ns", "at least", "ns", True), Column("high_ns", "at most", "ns", True),
     )  # fmt: skip
     found = [
         (
             _ranges(one.ranks), ", ".join(sorted({job.hosts[rank] for rank in one.ranks})), one.slow,
             one.own_ns, one.usual_ns, one.excess_ns, one.peers, one.costs_ns,
+            *(one.bounds_ns or (None, None)),
         )
         for one in job.stragglers
     ]  # fmt: skip
     note = (
-        "Mean times of one step. usual: the median of the ranks that do the same work. GPU: its kernels take "
-        "longer. data loading: the GPU idles while data is loaded. host: the GPU idles for another reason. "
-        f"{LINK}: the time is the length of a transfer, and usual is the length in similar process groups. "
-        "costs: how long others wait for this rank because of its own work; for a link, how much longer the "
-        "transfers take."
+        "Mean times of one step. usual: the median of the ranks that do the same work. GPU: its kernels "
+        "take longer, without what communication slows them by. data loading, host: its program takes "
+        f"longer, in ranges that load data and elsewhere. {LINK}: the time is the length of a transfer, and "
+        "usual is the length in similar process groups. costs: by how much a step would be shorter if the "
+        "rank did as the others do, by a replay of all ranks."
     )
     empty = "No rank is slower than the ranks that do the same work."
     return Table("slow", "Slow ranks", columns, found, note, empty=empty)
 
 
-def _waited_for(job: Job) -> Table:
-    """The ranks that made others wait longest: in how many steps, and whether in early and late ones."""
-    waited = list(rows(job.waited_for, "rank", "waited_ns"))
+def _on_path(job: Job) -> Table:
+    """The ranks with the most of the critical paths: in how many steps, and whether in early and late
+    ones.
+    """
+    led = [max(of_rank.items(), key=lambda one: (one[1], -one[0])) for of_rank in job.led.values() if of_rank]
     found = []
-    for rank, steps in Counter(rank for rank, _ in waited).items():
-        own_ns = [ns if one == rank else None for one, ns in waited]
-        early = sum(ns is not None for ns in own_ns[: len(waited) // 2])
-        persists = steps / len(waited) >= _PERSISTS and 0 < early < steps
-        kind = "not known" if len(waited) == 1 else "persists" if persists else "moves"
+    for rank, steps in Counter(rank for rank, _ in led).items():
+        own_ns = [ns if one == rank else None for one, ns in led]
+        early = sum(ns is not None for ns in own_ns[: len(led) // 2])
+        persists = steps / len(led) >= _PERSISTS and 0 < early < steps
+        kind = "not known" if len(led) == 1 else "persists" if persists else "moves"
         mean_ns = sum(ns or 0 for ns in own_ns) // steps
-        found.append((rank, job.hosts.get(rank), steps, 100 * (steps / len(waited)), mean_ns, kind))
+        found.append((rank, job.hosts.get(rank), steps, 100 * (steps / len(led)), mean_ns, kind))
     found.sort(key=lambda row: (-row[2], row[0]))
     columns = (
         *_RANK, Column("steps", "steps", "count"), Column("share", "of all", "percent"),
-        Column("waited_ns", "others wait", "ns"), Column("kind", "straggler"),
+        Column("path_ns", "on the path", "ns"), Column("kind", "straggler"),
     )  # fmt: skip
     note = (
-        "steps: the number of steps in which the others waited longest because of this rank. persists: these "
-        "are half of the steps or more, early and late ones; not known: there is one step only."
+        "steps: the number of steps of whose critical path most is on this rank, and how much in the mean. "
+        "persists: these are half of the steps or more, early and late ones; not known: there is one step "
+        "only."
     )
-    title = "Ranks that others waited for longest"
-    return Table("waited_for", title, columns, found, note, empty=_NO_COLLECTIVES)
+    title = "Ranks that lead the critical path"
+    return Table("on_path", title, columns, found, note, empty="No step is known of all ranks.")
 
 
 def _ranks(job: Job) -> Table:
@@ -197,21 +203,23 @@ def _ranks(job: Job) -> Table:
         Column("communication_ns", "communication", "ns"), Column("exposed_ns", "exposed", "ns"),
         Column("idle_ns", "idle", "ns"), Column("loading_ns", "loading", "ns"),
         Column("copies_ns", "copies", "ns", True), Column("waited_ns", "waits", "ns"),
-        Column("came_last", "came last", "count", True), Column("made_wait_ns", "others wait", "ns"),
+        Column("came_last", "came last", "count", True), Column("path_ns", "on path", "ns"),
     )  # fmt: skip
-    means = ("step_ns", *(column.key for column in columns[5:12]), "made_wait_ns")
+    means = ("step_ns", *(column.key for column in columns[5:12]))
+    paths, on_path = max(len(job.led), 1), Counter[int]()
+    for of_rank in job.led.values():
+        on_path.update(of_rank)
     found: list[tuple[Any, ...]] = []
     about = rows(job.ranks, "rank", "host", "behaviour", "steps", "busy_ns", "came_last")
     for (*rank, steps, busy_ns, came_last), sums in zip(about, rows(job.ranks, *means), strict=True):
-        step_ns, *parts_ns, made_wait_ns = (ns // steps for ns in sums)
+        step_ns, *parts_ns = (ns // steps for ns in sums)
         busy = 100 * busy_ns / max(sums[0], 1)
-        found.append((*rank, step_ns, busy, *parts_ns, came_last, made_wait_ns))
+        found.append((*rank, step_ns, busy, *parts_ns, came_last, on_path[rank[0]] // paths))
     found.sort(key=lambda row: (-row[-1], row[0]))
     note = (
         "Mean times of one step. exposed: communication without compute at the same time. loading: the GPU "
         "idles while data is loaded. waits: in collectives, for the rank that came last. came last: how "
-        "often. others wait: the time that others wait because this rank worked longer than they did, not "
-        "because it was delayed itself."
+        "often. on path: how much of the critical path of a step is on this rank, without transfers."
     )
     return Table("ranks", "Ranks", columns, found, note)
 
@@ -277,7 +285,7 @@ def _behaviours(job: Job) -> Table:
 def _critical_path(job: Job, step: int) -> Table:
     """The critical path of a step, by rank and by what the rank did."""
     path = job.path(step)
-    total_ns = sum(one.end_ns - one.start_ns for one in path)
+    total_ns = sum(one.ns for one in path)
     spent, times = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()
     for rank, what, name, ns in job.done(path):
         spent[rank, what, name] += ns
@@ -292,11 +300,12 @@ def _critical_path(job: Job, step: int) -> Table:
         Column("times", "times", "count", True),
     )  # fmt: skip
     note = (
-        "The step takes as long as these take together. If one becomes shorter, so does the step, until "
-        "another path is the longest. copies: while no kernel runs. GPU idle: while neither a kernel nor a "
-        "copy runs, with the range of the program that was open."
+        "The step takes as long as these take together, as it is replayed. If one becomes shorter, so does "
+        "the step, until another path is the longest. host: the program, from one call to the next, with "
+        "the range that is open. latency: from a call, or from the work before, to the work. returns: from "
+        "the end of work to the return of the call that waits for it."
     )
-    empty = f"The path of step {step} is not known: it has too many collectives. Mark the steps as ranges."
+    empty = f"The path of step {step} is not known: not all ranks have this step."
     title = f"Critical path of step {step}"
     return Table("critical_path", title, columns, found, note, empty=empty)
 
@@ -308,19 +317,19 @@ def _steps(job: Job) -> Table:
         Column("mean_ns", "mean", "ns"), Column("longest_ns", "longest", "ns"),
         Column("rank", "of rank", "id"), Column("compute_ns", "compute", "ns"),
         Column("exposed_ns", "exposed", "ns"), Column("idle_ns", "idle", "ns"),
-        Column("last", "waited for", "id"),
-        Column("waited_ns", "others wait", "ns"),
+        Column("leads", "led by", "id"), Column("path_ns", "on its path", "ns"),
     )  # fmt: skip
-    waited = {step: (rank, ns) for step, rank, ns in rows(job.waited_for, "step", "rank", "waited_ns")}
+    led = {
+        step: max(of_rank.items(), key=lambda one: (one[1], -one[0]))
+        for step, of_rank in job.led.items() if of_rank
+    }  # fmt: skip
     names = ("step", "ranks", "step_ns", "longest_ns", "rank", "compute_ns", "exposed_ns", "idle_ns")
     found = [
         (step, count, step_ns // count, *longest, *(ns // count for ns in parts_ns),
-         *waited.get(step, (None, None)))
+         *led.get(step, (None, None)))
         for step, count, step_ns, *longest, compute_ns, exposed_ns, idle_ns in rows(job.steps, *names)
         for parts_ns in [(compute_ns, exposed_ns, idle_ns)]
     ]  # fmt: skip
     found.sort(key=lambda row: (-row[2], row[0]))
-    note = (
-        "The longest first. Times are means of all ranks. waited for: the rank that made others wait longest."
-    )
+    note = "The longest first. Times are means of all ranks. led by: the rank with most of the critical path."
     return Table("steps", "Steps", columns, found, note)

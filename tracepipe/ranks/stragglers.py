@@ -35,7 +35,7 @@ _WORK: Final = ("compute_ns", "copies_ns")
 # and far outside of what its own steps and its peers differ by.
 _OF_STEP, _OF_USUAL = 0.02, 0.05
 # The least share of a step by which steps must be longer for it.
-_OF_STEP_COSTS: Final = 0.005
+_OF_STEP_COSTS: Final = 0.01
 _ERRORS, _DEVIATIONS = 4.0, 8.0
 # With fewer ranks of one step each, nothing shows how much they differ by chance.
 _FEW_RANKS = 32
@@ -51,8 +51,8 @@ class Straggler:
     """A rank that is slower than its peers. Times are means of one step.
 
     `own_ns` and `usual_ns` are the time of the rank and the median of its peers. For a link they are the
-    length of a transfer in the rank's process groups and in similar ones. `costs_ns` is by how much a
-    step would be shorter if it were not slower, within `bounds_ns` in 95 of 100 cases. `ranks` are all ranks that
+    length of a transfer in the rank's process groups and in similar ones. `costs_ns` is by how much a step
+    would be shorter if it were not slower, within `bounds_ns` in 95 of 100 cases. `ranks` are all ranks that
     may be meant.
     """
 
@@ -100,8 +100,8 @@ Saved = Callable[[int, str, Sequence[int]], NDArray[np.int64]]
 
 
 def stragglers(ranks: Columns, saved_ns: Saved) -> Iterator[Straggler]:
-    """Ranks with a longer time of COMPARED than the others of their behaviour, by which the steps are longer too.
-    `ranks` has the columns of `queries.RANKS`, and `behaviour`.
+    """Ranks with a longer time of COMPARED than the others of their behaviour, by which the steps are longer
+    too. `ranks` has the columns of `queries.RANKS`, and `behaviour`.
     """
     for peers in _peers(ranks):
         for name in COMPARED if peers.are_judged else ():
@@ -211,8 +211,8 @@ def slow_links(
     groups: Columns, members: Columns, saved_ns: Callable[[dict[_Group, float]], NDArray[np.int64]]
 ) -> Iterator[Straggler]:
     """Ranks whose process groups all transfer slower than similar groups. `groups` and `members` have the
-    columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`; `saved_ns` is by how much each step gets shorter
-    if of the transfers of some groups only a share remains.
+    columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`; `saved_ns` is by how much each step gets
+    shorter if of the transfers of some groups only a share remains.
 
     Groups are similar if they run one operation on equally many ranks and elements. Their shortest transfers
     are compared: if the last rank of a collective is not recorded, the transfer is not known, and seems
@@ -241,8 +241,8 @@ def slow_links(
             ((one, rank) for rank in ranks for one in slow[rank].values()),
             key=lambda pair: (pair[0].ratio, pair[0].group[1], pair[1]),
         )
-        own = slow[rank].values()
-        steps_ns = saved_ns({one.group: one.usual_ns / max(one.shortest_ns, 1) for one in own})
+        faster = {one.group: one.usual_ns / max(one.shortest_ns, 1) for one in slow[rank].values()}
+        steps_ns = saved_ns(faster)
         costs = (
             (round(float(np.median(steps_ns))), median_within(steps_ns)) if len(steps_ns) else (None, None)
         )
