@@ -1,6 +1,6 @@
 // Kernels for benchmarks/findings_gpu.py: uniform ones, in which there is nothing to find, and ones with a cause planted.
 //
-//     findings_gpu uniform WORK     all shapes of a kind of work: fma, special, shared, global or tensor
+//     findings_gpu uniform WORK     all shapes of a kind of work: fma, special, shared, global, tensor, lane0, tree, partial
 //     findings_gpu planted          all planted causes, each at two sizes of its launch
 //
 // Built with -DHELD_OUT, it has other shapes, another amount of work, and other periods, lanes and shares: those that
@@ -27,20 +27,24 @@
     } while (0)
 
 constexpr int LAUNCHES = 4, SHARED_FLOATS = 1024, GLOBAL_FLOATS = 1 << 26;
-enum Work { FMA, SPECIAL, SHARED, GLOBAL, TENSOR };
+// Of the last three: lane 0 of each warp stores the sum of its row, thread 0 that of its block, and each block has a
+// part of a last warp.
+enum Work { FMA, SPECIAL, SHARED, GLOBAL, TENSOR, LANE0, TREE, PARTIAL };
+constexpr unsigned OF_LAST_WARP = 19;
 enum Cause {
     NONE, PERIOD_X, PERIOD_Y, PERIOD_Z, HEAVY, LATE_LANES, EARLY_LANES, UPPER_LANES, LATE_WARPS, GROWING, BORDER, STRAGGLERS,
+    ROWS, LAST,
 };
-const char *const WORKS[] = {"fma", "special", "shared", "global", "tensor"};
+const char *const WORKS[] = {"fma", "special", "shared", "global", "tensor", "lane0", "tree", "partial"};
 // Of each kind of work, about 20 µs (held out: 30 µs) of a block that has its SM to itself; and what is planted.
 #ifdef HELD_OUT
-constexpr int ROUNDS[] = {750, 450, 600, 90, 450};
+constexpr int ROUNDS[] = {750, 450, 600, 90, 450, 90, 750, 750};
 constexpr unsigned X_EVERY = 5, Y_EVERY = 3, Z_EVERY = 2, HEAVY_EVERY = 24, LANES_EVERY = 8, UPPER_FROM = 16, WARPS_EVERY = 2;
-constexpr float HEAVY_TIMES = 6, GROWS_BY = 1.5f, STRAGGLER_TIMES = 5;
+constexpr float HEAVY_TIMES = 6, GROWS_BY = 1.5f, STRAGGLER_TIMES = 5, ROW_POWER = 0.5f, REST = 0.7f;
 #else
-constexpr int ROUNDS[] = {500, 300, 400, 60, 300};
+constexpr int ROUNDS[] = {500, 300, 400, 60, 300, 60, 500, 500};
 constexpr unsigned X_EVERY = 7, Y_EVERY = 4, Z_EVERY = 3, HEAVY_EVERY = 16, LANES_EVERY = 16, UPPER_FROM = 24, WARPS_EVERY = 4;
-constexpr float HEAVY_TIMES = 8, GROWS_BY = 2, STRAGGLER_TIMES = 4;
+constexpr float HEAVY_TIMES = 8, GROWS_BY = 2, STRAGGLER_TIMES = 4, ROW_POWER = 0.625f, REST = 0.5f;
 #endif
 
 __device__ unsigned scrambled(unsigned x) {
@@ -65,13 +69,17 @@ template <int CAUSE> __device__ float share() {
     case GROWING: return 1 + GROWS_BY * block / blocks;
     case BORDER: return x == 0 || y == 0 || x + 1 == gridDim.x || y + 1 == gridDim.y ? 1.5f : 1;
     case STRAGGLERS: return block == blocks / 3 || block == blocks / 2 || block + 7 == blocks ? STRAGGLER_TIMES : 1;
+    case ROWS: {  // of each warp, with a heavy tail
+        float chance = float(scrambled(block * 32 + warp) % 65536 + 1) / 65536;
+        return fminf(__powf(chance, -ROW_POWER), 40);
+    }
     default: return 1;
     }
 }
 
 template <int WORK> __device__ float run(int rounds, const float *in, float *floats) {
     float a = threadIdx.x * 1e-3f, b = 1.0001f;
-    if constexpr (WORK == FMA)
+    if constexpr (WORK == FMA || WORK == TREE || WORK == PARTIAL)
         for (int round = 0; round < rounds; round++)
 #pragma unroll
             for (int step = 0; step < 16; step++) a = fmaf(a, b, 1e-4f);
@@ -88,7 +96,7 @@ template <int WORK> __device__ float run(int rounds, const float *in, float *flo
             for (int step = 0; step < 4; step++) at = int(floats[at]);
         a = float(at);
     }
-    if constexpr (WORK == GLOBAL) {
+    if constexpr (WORK == GLOBAL || WORK == LANE0) {
         unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
         unsigned at = block * blockDim.x + threadIdx.x;
         for (int round = 0; round < rounds; round++) {
@@ -117,6 +125,40 @@ __device__ void keep(float value, float *out) {
     if (value == -12345.0f) out[threadIdx.x] = value;
 }
 
+__device__ unsigned blocks_done;
+
+// Whether this block is the last to get here, in all its threads.
+__device__ bool is_last_block(float *floats) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned last = gridDim.x * gridDim.y * gridDim.z - 1;
+        floats[0] = atomicInc(&blocks_done, last) == last;
+    }
+    __syncthreads();
+    return floats[0] != 0;
+}
+
+// The usual ends of reductions.
+template <int WORK> __device__ void store(float value, float *out, float *floats) {
+    unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    if constexpr (WORK == LANE0) {
+        for (int step = 16; step; step /= 2) value += __shfl_down_sync(~0u, value, step);
+        if (threadIdx.x % 32 == 0) out[(block * (blockDim.x / 32) + threadIdx.x / 32) % 1024] = value;
+    } else if constexpr (WORK == TREE) {
+        floats[threadIdx.x] = value;
+        for (unsigned left = blockDim.x; left > 1;) {
+            unsigned half = (left + 1) / 2;
+            __syncthreads();
+            if (threadIdx.x < left - half) floats[threadIdx.x] += floats[threadIdx.x + half];
+            left = half;
+        }
+        if (threadIdx.x == 0) out[block % 1024] = floats[0];
+    } else {
+        keep(value, out);
+    }
+}
+
 // Lanes with less to do leave by an exit of their own: lanes that only wait for the others leave with them.
 template <int WORK, int CAUSE> __global__ void kernel(float *out, const float *in, int rounds) {
     extern __shared__ float floats[];
@@ -130,7 +172,9 @@ template <int WORK, int CAUSE> __global__ void kernel(float *out, const float *i
         }
         keep(value + run<WORK>(int(rounds * (mine - LEAST)), in, floats), out);
     } else {
-        keep(run<WORK>(int(rounds * mine), in, floats), out);
+        store<WORK>(run<WORK>(int(rounds * mine), in, floats), out, floats);
+        if constexpr (CAUSE == LAST)
+            if (is_last_block(floats)) keep(run<WORK>(int(rounds * REST), in, floats), out);
     }
 }
 
@@ -157,7 +201,7 @@ template <int WORK, int CAUSE> void launch(const char *name, int held, const Sha
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {unsigned(shape.cluster), 1, 1};
     config.gridDim = shape.grid;
-    config.blockDim = dim3(32 * shape.warps);
+    config.blockDim = dim3(32 * (shape.warps - (WORK == PARTIAL)) + (WORK == PARTIAL ? OF_LAST_WARP : 0));
     config.dynamicSmemBytes = bytes;
     config.attrs = &cluster;
     config.numAttrs = shape.cluster > 1;
@@ -199,8 +243,8 @@ template <int WORK> void uniform(bool has_clusters) {
                 launch<WORK, NONE>(WORKS[WORK], 2, {dim3(sms * 2 * waves / cluster * cluster), 3 * cluster / 2, cluster});
 }
 
-template <int CAUSE> void planted(const char *name, std::vector<dim3> grids, int warps = 4) {
-    for (dim3 grid : grids) launch<FMA, CAUSE>(name, 4, {grid, warps});
+template <int CAUSE, int WORK = FMA> void planted(const char *name, std::vector<dim3> grids, int warps = 4) {
+    for (dim3 grid : grids) launch<WORK, CAUSE>(name, 4, {grid, warps});
 }
 
 int main(int count, char **arguments) {
@@ -218,6 +262,9 @@ int main(int count, char **arguments) {
         if (work == "shared") uniform<SHARED>(has_clusters);
         if (work == "global") uniform<GLOBAL>(has_clusters);
         if (work == "tensor") uniform<TENSOR>(has_clusters);
+        if (work == "lane0") uniform<LANE0>(has_clusters);
+        if (work == "tree") uniform<TREE>(has_clusters);
+        if (work == "partial") uniform<PARTIAL>(has_clusters);
         return 0;
     }
     if (part != "planted") {
@@ -238,5 +285,7 @@ int main(int count, char **arguments) {
     planted<GROWING>("growing", lines);
     planted<BORDER>("border", planes);
     planted<STRAGGLERS>("stragglers", lines);
+    planted<ROWS, LANE0>("rows", lines);
+    planted<LAST>("last", lines);
     planted<NONE>("part_of_a_wave", {dim3(wave + wave / 4), dim3(wave + wave / 3)});
 }

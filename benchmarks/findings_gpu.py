@@ -5,7 +5,9 @@
 Needs an NVIDIA GPU and nvcc, but for `--recorded`, which looks at the files that `--keep` left. Records the
 kernels of findings_gpu.cu, each launched four times, with `--gpu warps`, and looks at each kernel for itself:
 the rate of false alarms of a recording is that of a kernel then. Parts are `fma`, `special`, `shared`,
-`global`, `tensor` and `planted`. `--held-out` has other shapes and causes, which no figure was chosen with.
+`global`, `tensor`, `lane0` (lane 0 of each warp stores its sum), `tree` (thread 0 that of its block),
+`partial` (blocks with a part of a last warp) and `planted`. `--held-out` has other shapes and causes, which
+no figure was chosen with.
 
 The first table says in how many uniform kernels each kind was found; each finding stands below it. Grids are
 whole waves, but clusters may not fill all SMs. A last wave is true of such, so the last column counts it
@@ -37,7 +39,7 @@ from tracepipe.tracer.gpu.build.toolchain import this_toolchain  # noqa: E402
 
 Cause = tuple[str, str, int | str]
 LANES_MASK = "late_lanes_mask"
-WORKS = ("fma", "special", "shared", "global", "tensor")
+WORKS = ("fma", "special", "shared", "global", "tensor", "lane0", "tree", "partial")
 PLANTED = "planted"
 OF_CLUSTERS = "wave of clusters"
 # What each planted cause must be found as: the kind, and a number of the finding with its value.
@@ -53,6 +55,8 @@ CAUSES: dict[str, Cause] = {
     "growing": ("imbalance", "across", "block index"),
     "border": ("straggler", "of", "border"),
     "stragglers": ("straggler", "of", "blocks"),
+    "rows": ("imbalance", "across", "blocks"),
+    "last": ("straggler", "of", "last block"),
     "part_of_a_wave": ("wave", "of", "blocks"),
 }
 HELD_OUT: dict[str, Cause] = CAUSES | {

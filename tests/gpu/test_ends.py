@@ -35,24 +35,38 @@ def program(bench: Bench) -> Path:
     return bench.built("ends")
 
 
-@pytest.mark.parametrize("engine", ["kernels", "warps"])
-@pytest.mark.parametrize("how", ENDS)
-def test_each_launch_is_recorded_or_counted(program: Path, tmp_path: Path, engine: str, how: str) -> None:
-    recording = tmp_path / "run.jsonl"
+def captured(program: Path, folder: Path, engine: str, how: str) -> tuple[int, str, Path]:
+    """The exit code, the messages and the recording."""
+    recording = folder / "run.jsonl"
     capture = [sys.executable, "-m", "tracepipe", "capture", "--gpu", engine, "-o", str(recording)]
     if engine == "warps":
         capture += ["--launches-per-kernel", "0"]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
-        [*capture, "--", str(program), how],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        [*capture, "--", str(program), how], capture_output=True, text=True, env=environment
     )
+    return done.returncode, done.stderr, recording
+
+
+@pytest.mark.parametrize("engine", ["kernels", "warps"])
+@pytest.mark.parametrize("how", ENDS)
+def test_each_launch_is_recorded_or_counted(program: Path, tmp_path: Path, engine: str, how: str) -> None:
+    code, errors, recording = captured(program, tmp_path, engine, how)
     number = ENDS[how]
-    assert done.returncode == (7 if number is None else 128 + number), done.stderr
+    assert code == (7 if number is None else 128 + number), errors
     footer = json.loads(recording.read_text().splitlines()[-1])
     kept = footer["counts"]["gpu_kernel"]
     assert (kept + footer["losses"].get("gpu_kernel", 0), kept >= 200) == (250, True), footer
     if engine == "warps":
         warps = footer["counts"]["gpu_warp"]
         assert (warps + footer["losses"].get("gpu_warp", 0), warps >= 6400) == (6450, True), footer
+
+
+@pytest.mark.parametrize("engine", ["kernels", "warps"])
+def test_a_kernel_that_faults_is_named_first(program: Path, tmp_path: Path, engine: str) -> None:
+    code, errors, recording = captured(program, tmp_path, engine, "fault")
+    assert code == 3, errors
+    (error,) = json.loads(recording.read_text().splitlines()[-1])["cuda_errors"]
+    assert "an illegal memory access" in error and "faulty" in error
+    lines = errors.splitlines()
+    assert lines.index(error) < next(at for at, line in enumerate(lines) if line.startswith(str(recording)))

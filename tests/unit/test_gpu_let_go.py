@@ -292,7 +292,7 @@ def test_a_program_that_ends_has_each_launch_and_its_warps_recorded_or_counted(
     kernels = [kernel for kernel in patched.of("gpu_kernel") if kernel["ts_ns"]]
     assert len(kernels) == sum(len(batch["warp"]) for batch in patched.of("gpu_warp")) == 30
     if "exit" in how and how != "_exit":
-        assert (patched.renderer.losses, losses) == ({"gpu_warp": 3}, {})
+        assert (patched.renderer.losses, losses) == ({"gpu_kernel": 3, "gpu_warp": 3}, {})
     else:
         assert losses.keys() == {("gpu_kernel", 3), ("gpu_warp", 3)}
         assert all(reason.endswith("ended before 3 were read from the GPU") for reason in losses.values())

@@ -458,8 +458,9 @@ class WarpDecoder(Decoder):
             if self._thread_exits:
                 self._batches.append(batch)
         elif kind == WarpKind.KERNEL:
-            if (event := self._kernel(work, record)) is not None:
-                lines.record(event)
+            event = self._kernel(work, record)
+            reason = f"launch {work.launch}: none of its warps was recorded"
+            lines.record(event or self._recording.loss("gpu_kernel", 1, reason, record.time_ns))
         elif kind == WarpKind.LOST_WARPS:
             lines.record(self._lost(work, record))
         elif kind == Kind.CLOCK:
