@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tracepipe
 from tests.support.batches import read_all
+from tracepipe.api.convert import account_lines
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
+from tracepipe.layout.warps import ThreadLayout
 from tracepipe.readers import bpftime, recognise, recording
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -308,3 +313,43 @@ def test_each_tool_is_recognised_behind_a_log(line: bytes) -> None:
 @pytest.mark.parametrize("head", [b"", b"Thread (0, 0, 0) timest", b"a block=(0,0,0)\n", b"{}"])
 def test_other_content_is_not_claimed(head: bytes) -> None:
     assert not bpftime.sniff(head)
+
+
+def exits(rng: Random) -> Iterator[str]:
+    for at in range(1500):
+        yield f"Thread ({at % 256}, {rng.randrange(3)}, 0) timestamp: {10**18 + at // 64 * 32}"
+
+
+def entries(rng: Random) -> Iterator[str]:
+    for at in range(1500):
+        place = f"block=({at // 96},0,{rng.randrange(2)}) thread=({at % 96},0,0)"
+        yield f"[kernel_trace] ts={10**18 + at // 64 * 32} {place}"
+
+
+ODD_LINES = (
+    "", "hello", "Thread (5, 0, 0) timestamp: 17 // +4ns", "Thread (2000, 0, 0) timestamp: 5", "Thread (1",
+    "Total events collected: 12", "Thread (1, 0, 0) timestamp: 1000000000000000000 a=18446744073709551616",
+    "Thread (1, 0, 0) timestamp: 9999999999999999999",
+    "[kernel_trace] ts=5 block=(9999999999,0,0) thread=(0,0,0)",
+    "Warp 1 (threads 32-63):  finish around timestamp 1000000000000000000",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("lines", [exits, entries])
+@pytest.mark.parametrize("odd", [0, 0.004])
+def test_threads_at_once_give_what_each_alone_gives(
+    lines: Callable[[Random], Iterator[str]], odd: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, path, written = Random(1), tmp_path / "threads.txt", []
+    text = (rng.choice(ODD_LINES) if rng.random() < odd else one for one in lines(rng))
+    path.write_text("\n".join(text) + "\n")
+    monkeypatch.setattr(bpftime.ToolLines, "chunk_bytes", 1 << 14)
+    for is_at_once in (True, False):
+        monkeypatch.setattr(bpftime.ToolLines, "has_usual", is_at_once)
+        if not is_at_once:
+            monkeypatch.setattr(ThreadLayout, "place_all", lambda *_: False)
+        for form in ("text", "perfetto"):
+            account = tracepipe.convert(path, tmp_path / "out", form, force=True)
+            written.append((form, (tmp_path / "out").read_bytes(), [*account_lines(account)]))
+    assert written[:2] == written[2:]
+    assert written[0][1].count(b"thread") > 1400

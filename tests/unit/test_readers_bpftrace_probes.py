@@ -214,6 +214,6 @@ def test_lines_that_are_read_at_once_give_what_each_alone_gives(
     lines = [rng.choice(odd) if rng.random() < 0.005 else line for line in usual]
     monkeypatch.setattr(bpftrace_probes._ProbeLines, "chunk_bytes", rng.choice((1000, 1 << 18)))
     at_once = read(b"\n".join(lines) + b"\n")
-    monkeypatch.setattr(bpftrace_probes._ProbeLines, "_usual", lambda *_: None)
+    monkeypatch.setattr(bpftrace_probes._ProbeLines, "usual", lambda *_: None)
     assert read(b"\n".join(lines) + b"\n") == at_once
     assert len(at_once[0]) > 2900

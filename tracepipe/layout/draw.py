@@ -220,6 +220,8 @@ class Layout:
             numbers = events.args[special]
             warps = special[self._others.are_warps(numbers)]  # drawn with the events around them
             single[warps] = False
+            if single.all() and self._threads.place_all(events):
+                single[:], done = False, len(events)
             for at in np.flatnonzero(single).tolist():
                 changes += self._nest(events, warps, done, at)
                 if events.shape[at] != SPECIAL:

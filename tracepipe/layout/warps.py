@@ -21,7 +21,9 @@ from tracepipe.event.columns import (
     Int32s,
     Int64s,
     Ints,
+    Texts,
     Three,
+    TraceColumns,
     distinct,
     grown,
     signed,
@@ -29,9 +31,9 @@ from tracepipe.event.columns import (
 from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_SM, SM_ACTIVE_WARPS, SUMMARY
 from tracepipe.event.model import Record
 from tracepipe.event.nesting import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, NO_ROW, STARTS, WarpStarts
-from tracepipe.event.ops import COUNTER, op_of
+from tracepipe.event.ops import COUNTER, INSTANT, op_of
 from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Args
+from tracepipe.event.tables import Args, packed
 from tracepipe.event.warps import CROSSING, HAS, Others, PlacedWarps, WarpGroup, nested
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
@@ -698,16 +700,10 @@ class ThreadLayout:
         where = _warp_of(*of, args)
         gpu = shape.gpu or 0
         key = (launch, shape.name, *where)
-        rows = self._of.setdefault(gpu, {})
-        row = rows.get(key)
-        if row is None and self._rows.tree.is_full:
+        row = self._row(gpu, key)
+        if row == NO_ROW:
             self.beyond += 1
             return ts_ns
-        if row is None:
-            group = self._rows.launch_group(gpu, shape.name, launch)
-            row = rows[key] = self._rows.new_row(
-                self._rows.tree.child(group, "slices", " ".join(where), len(rows), "warp")
-            )
         if of[1] is not None:
             args["thread"] = list(of[1])
         nesting, name = self._rows.nesting, self._rows.name
@@ -724,6 +720,71 @@ class ThreadLayout:
             nesting.one(row, shape.phase, ts_ns, None, name(" ".join((shape.name, *where))), NONE)
         self._inside[(gpu, *key)] = max(0, inside + (1 if begins else -1))
         return ts_ns
+
+    def place_all(self, events: TraceColumns) -> bool:
+        """Draw events many at a time, with the result of `place`, if all are entries and exits of threads (I)
+        of launches without a number. Return whether they are.
+        """
+        tables, index = self._rows.book.tables, events.index
+        if index is None or not len(events) or int(events.shape.min()) < 0:
+            return False
+        both = events.shape.astype(np.int64) << 32 | events.args.astype(np.int64) & 0xFFFF_FFFF
+        kinds = distinct(both)
+        kind, numbers = np.searchsorted(kinds, both), (kinds << 32 >> 32).tolist()
+        shapes = [self._rows.shape(number) for number in (kinds >> 32).tolist()]
+        if any(shape.type != "gpu_thread" or shape.phase != "I" or shape.has_launch for shape in shapes):
+            return False
+        shown = [*map(tables.args, numbers)]
+        if any(map(tables.is_odd, numbers)) or any("thread" in args for args in shown):
+            return False
+        # Each warp once, in the order in which they come.
+        key = np.column_stack([kind, index[:, :3], index[:, 3] // WARP_LANES, index[:, 4:]])
+        order = np.lexsort(key.T)
+        is_first = np.append(True, (np.diff(key[order], axis=0) != 0).any(axis=1))
+        warp, firsts = np.empty(len(order), np.int64), order[is_first]
+        warp[order] = np.cumsum(is_first) - 1
+        rows = np.empty(len(firsts), np.int32)
+        for at in np.argsort(firsts).tolist():
+            first = int(firsts[at])
+            shape, args = shapes[int(kind[first])], shown[int(kind[first])]
+            where = _warp_of(*events.thread_of(first), args)
+            rows[at] = self._row(shape.gpu or 0, (None, shape.name, *where))
+        drawn = np.flatnonzero(rows[warp] != NO_ROW)
+        self.beyond += len(events) - len(drawn)
+        names = [self._rows.name(f"thread {args.pop('event', 'event')}") for args in shown]
+        texts = [packed(args)[:-1] + (b"," if args else b"") + b'"thread":[' for args in shown]
+        alone = [packed(args) if args else b"" for args in shown]
+        threads = zip(kind[drawn].tolist(), index[drawn, 3:].tolist(), strict=True)
+        given = Texts.of(
+            [
+                alone[of] if thread[0] == NONE else b"%b%d,%d,%d]}" % (texts[of], *thread)
+                for of, thread in threads
+            ]
+        )
+        tables.given_bytes += len(given.data)
+        events.args[drawn] = tables.text_numbers(given)
+        named = np.array(names, np.int32)[kind[drawn]]
+        ops = zip(
+            rows[warp[drawn]].tolist(),
+            events.ts_ns[drawn].tolist(),
+            named.tolist(),
+            drawn.tolist(),
+            strict=True,
+        )
+        self._rows.nesting.add(*[op_of(INSTANT, *op) for op in ops])
+        return True
+
+    def _row(self, gpu: int, key: tuple[Any, ...]) -> int:
+        """The row of a warp, by its launch, its kernel and where it is; NO_ROW where there are too many."""
+        rows = self._of.setdefault(gpu, {})
+        row = rows.get(key, NO_ROW)
+        if row == NO_ROW and not self._rows.tree.is_full:
+            launch, name, *where = key
+            group = self._rows.launch_group(gpu, name, launch)
+            row = rows[key] = self._rows.new_row(
+                self._rows.tree.child(group, "slices", " ".join(where), len(rows), "warp")
+            )
+        return row
 
     def close(self, gpu: int, end_ns: int) -> None:
         """End what is still open on one GPU."""

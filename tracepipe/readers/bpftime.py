@@ -18,9 +18,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from tracepipe.event.checks import shown
+from tracepipe.event.columns import EventColumns, Int32s, Int64s, distinct, no_indices
 from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, HostInstant
 from tracepipe.readers.recording import BOM, LineReader, Recording, Unusable
 from tracepipe.units import counted
@@ -63,6 +67,13 @@ _CALIBRATION_LINES = re.compile(
 )
 # A line with one of these is from a tool, whole or broken: two threads that write at the same time break
 # lines.
+# Lines with nothing else, many of which are read at once.
+_ENTRIES = re.compile(
+    rb"^\[kernel_trace\] ts=(\d{1,19}) block=\((\d{1,10}),(\d{1,5}),(\d{1,5})\)"
+    rb" thread=\((\d{1,4}),(\d{1,4}),(\d{1,2})\)$",
+    re.MULTILINE,
+)
+_EXITS = re.compile(rb"^Thread \((\d{1,4}), (\d{1,4}), (\d{1,2})\) timestamp: (\d{1,19})$", re.MULTILINE)
 _MARK = re.compile(
     rb"\[kernel_trace\]|block=\(|thread=\(|Thread \(\d|\) timestamp: |Entered (?:_Z|\S+ x=)|, ts=\d"
     rb"|Exited \(with|\btsp=\d|Total events collected|Clock calibration: REALTIME|Warp \d+ \(threads \d"
@@ -83,6 +94,9 @@ _NO_THREAD = (
     "cuda-counter prints block x only, and measures each exit from the newest entry in that block: "
     "the thread is not known"
 )
+
+
+_EVENT = {"type": "gpu_thread", "name": "kernel", "phase": "I", "gpu": 0}
 
 
 def _added(fields: bytes) -> dict[str, Any]:
@@ -111,6 +125,7 @@ class ToolLines(LineReader):
     # About 4000 lines.
     chunk_bytes = 1 << 18
     no_line = "has no line of a bpftime tool"
+    has_usual = True
 
     def __init__(self, *, calibrated: bool) -> None:
         super().__init__()
@@ -160,12 +175,58 @@ class ToolLines(LineReader):
         if text:
             self.batch.foreign_lines.append((self.number, text))
 
+    def usual(self, first: int, lines: list[bytes]) -> EventColumns | None:
+        """The events of lines that all are entries, or exits, of threads; None where any line is another."""
+        are_entries = lines[0].startswith(b"[kernel_trace]")
+        found = (_ENTRIES if are_entries else _EXITS).findall(b"\n".join(lines))
+        numbers = [*map(int, chain.from_iterable(found))]
+        if len(found) != len(lines) or max(numbers) > TIME_LIMIT_NS:
+            return None
+        read = np.array(numbers, np.int64).reshape(len(lines), -1)
+        ts_ns = read[:, 0 if are_entries else -1].copy()
+        index = no_indices(len(lines))
+        places = read[:, 1:] if are_entries else read[:, :-1]
+        index[:, -places.shape[1] :] = places
+        if (places >= np.array((*BLOCK_LIMIT, *THREAD_LIMIT)[-places.shape[1] :])).any():
+            return None
+        occurrences: Int64s | None = np.zeros(len(lines), np.int64)
+        if not are_entries and (occurrences := self._occurrences_of(index[:, 3:])) is None:
+            return None
+        assert occurrences is not None
+        if len(again := np.flatnonzero(occurrences)):
+            self.number = first + int(again[0])
+            self.say_once("thread", _NO_BLOCK)
+        different = distinct(occurrences)
+        exits = ({"event": "exit", "occurrence": one} for one in different.tolist())
+        known = [self.tables.args_number(one) for one in ([{"event": "entry"}] if are_entries else exits)]
+        args = np.array(known, np.int32)[np.searchsorted(different, occurrences)]
+        self._counted["kernel_trace" if are_entries else "kernelretsnoop"] += len(lines)
+        shape = np.full(len(lines), self.tables.shape_number(_EVENT), np.int32)
+        nothing = np.zeros(len(lines), np.int64)
+        return EventColumns(ts_ns, shape, args, nothing, nothing.copy(), index=index)
+
+    def _occurrences_of(self, threads: Int32s) -> Int64s | None:
+        """How often each thread's index came before; None where there are too many different ones."""
+        x, y, z = threads.astype(np.int64).T
+        key = x + THREAD_LIMIT[0] * (y + THREAD_LIMIT[1] * z)
+        order = np.argsort(key, kind="stable")
+        is_first = np.append(True, np.diff(key[order]) != 0)
+        firsts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+        keys = key[order][firsts].tolist()
+        if len(self._occurrences.keys() | set(keys)) > OCCURRENCES_LIMIT:
+            return None
+        before = np.array([self._occurrences.get(one, 0) for one in keys], np.int64)
+        found = np.empty(len(key), np.int64)
+        found[order] = before[group] + np.arange(len(key)) - firsts[group]
+        after = before + np.bincount(group)
+        self._occurrences |= zip(keys, after.tolist(), strict=True)
+        return found
+
     def _add(self, tool: str, ts_ns: int, args: dict[str, Any], **fields: object) -> None:
         if ts_ns > TIME_LIMIT_NS:
             raise Unusable("ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}")
         self._counted[tool] += 1
-        event = {"type": "gpu_thread", "name": "kernel", "phase": "I", "ts_ns": ts_ns, "gpu": 0}
-        self.records.append({**event, **fields, "args": args})
+        self.records.append({**_EVENT, "ts_ns": ts_ns, **fields, "args": args})
 
     def _entry(self, found: re.Match[bytes]) -> None:
         ts_ns, *index = map(int, found.groups()[:7])

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from tracepipe.event.columns import EventColumns, joined
+from tracepipe.event.columns import EventColumns
 from tracepipe.event.model import TIME_LIMIT_NS, Record
 from tracepipe.hooks.probe_names import ProbeName, probe_named
 from tracepipe.kernel_names import remembered
@@ -42,8 +42,8 @@ HEAD_BYTES = 1 << 16
 
 _PROBE = PROBE.encode()
 _DIGITS_MAX = 20
-# Fewer lines are read one by one. The numbers of so many probes are remembered.
-_FEW, _KNOWN_MAX = 32, 1 << 12
+# The numbers of so many probes are remembered.
+_KNOWN_MAX = 1 << 12
 _TIME_FIRST = re.compile(rb"\[(\d{1,20})\]\s+(%b)" % _PROBE)
 _TIME_LAST = re.compile(rb"(%b) called at (\d{1,20})" % _PROBE)
 _BARE = re.compile(_PROBE)
@@ -77,33 +77,13 @@ class _ProbeLines(ScriptLines[bytes]):
 
     def __init__(self, clock: str, *, between: bool) -> None:
         super().__init__(between=between)
-        self._clock = clock
+        self._clock, self.has_usual = clock, clock == TIMED and not between
         self._count = 0
         self._known: dict[bytes, tuple[int, int]] = {}
         """By probe: the shape and the arguments of its events, in the numbers of `_round`."""
         self._round = 0
-        self._parts: list[EventColumns] = []
 
-    def read_text(self, first: int, text: bytes, is_cut: bool) -> int:
-        lines = text.split(b"\n")
-        self._read(first, lines, is_cut=is_cut)
-        return len(lines)
-
-    def _read(self, first: int, lines: list[bytes], *, is_cut: bool) -> None:
-        """Read lines: all at once where they have the usual form, else in halves, and few one by one."""
-        half = len(lines) // 2
-        may_be_usual = self._clock == TIMED and not (is_cut or self._between)
-        if may_be_usual and (usual := self._usual(lines)) is not None:
-            self.has_lines = True
-            self._parts += [super().columns(), usual]
-            self.records = []
-        elif may_be_usual and half > _FEW:
-            self._read(first, lines[:half], is_cut=False)
-            self._read(first + half, lines[half:], is_cut=False)
-        else:
-            self.read_numbered(enumerate(lines, first), is_cut=is_cut)
-
-    def _usual(self, lines: list[bytes]) -> EventColumns | None:
+    def usual(self, first: int, lines: list[bytes]) -> EventColumns | None:
         """The events of lines with a time, a blank and a probe each; None where any line is another."""
         words = b" ".join(lines).split(b" ")
         times, probes = [word[1:-1] for word in words[::2]], words[1::2]
@@ -125,10 +105,6 @@ class _ProbeLines(ScriptLines[bytes]):
         shape, args = np.array([*map(self._known.__getitem__, probes)], np.int32).T
         nothing = np.zeros(len(lines), np.int64)
         return EventColumns(np.array(ts_ns, np.int64), shape.copy(), args.copy(), nothing, nothing.copy())
-
-    def columns(self) -> EventColumns:
-        parts, self._parts = [*self._parts, super().columns()], []
-        return joined([part for part in parts if len(part)] or parts[:1])
 
     def read_line(self, text: bytes, is_cut: bool) -> None:
         """Read a line, or the lines in a record of bpftrace."""

@@ -18,6 +18,7 @@ from tracepipe.event.columns import (
     Row,
     SourceBatch,
     event_columns,
+    joined,
     no_events,
     signed,
 )
@@ -140,6 +141,8 @@ class Recording:
     """Whether its events state where it comes from, as in a trace that tracepipe wrote."""
 
 
+# Fewer lines are read one by one.
+_FEW_LINES: Final = 32
 _DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})
 
 
@@ -225,6 +228,8 @@ class LineReader:
     chunk_bytes = CHUNK_BYTES
     no_line = ""
     """The problem of an input that has no line of the format."""
+    has_usual = False
+    """Whether `usual` reads lines."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -237,6 +242,12 @@ class LineReader:
         self.has_lines = False
         """Whether a line of the format was read."""
         self._said: set[str] = set()
+        self._parts: list[EventColumns] = []
+        """The events of the batch before `records`."""
+
+    def usual(self, first: int, lines: list[bytes]) -> EventColumns | None:
+        """The events of lines, the first of which has this number; None where not all have a usual form."""
+        raise NotImplementedError
 
     def read_line(self, text: bytes, is_cut: bool) -> None:
         """Read a line. One that `is_cut` has no newline, as the input ended. Raises Unusable."""
@@ -245,8 +256,23 @@ class LineReader:
     def read_text(self, first: int, text: bytes, is_cut: bool) -> int:
         """Read whole lines of the input, the first of which has this number. Return how many they are."""
         lines = text.split(b"\n")
-        self.read_numbered(enumerate(lines, first), is_cut=is_cut)
+        at_once = len(lines) - is_cut if self.has_usual else 0
+        self._read_at_once(first, lines[:at_once])
+        self.read_numbered(enumerate(lines[at_once:], first + at_once), is_cut=is_cut)
         return len(lines)
+
+    def _read_at_once(self, first: int, lines: list[bytes]) -> None:
+        """Read lines: as columns where all are usual, else in halves, and few one by one."""
+        half = len(lines) // 2
+        if lines and (events := self.usual(first, lines)) is not None:
+            self.has_lines = True
+            self._parts += [self._columns_of_records(), events]
+            self.records = []
+        elif half > _FEW_LINES:
+            self._read_at_once(first, lines[:half])
+            self._read_at_once(first + half, lines[half:])
+        else:
+            self.read_numbered(enumerate(lines, first), is_cut=False)
 
     def read_numbered(self, lines: Iterable[tuple[int, bytes]], *, is_cut: bool) -> None:
         """Read lines with their numbers. Those that cannot be used become problems."""
@@ -302,6 +328,13 @@ class LineReader:
 
     def columns(self) -> EventColumns:
         """The events of the batch."""
+        last = self._columns_of_records()
+        if not self._parts:
+            return last
+        parts, self._parts = [*self._parts, last], []
+        return joined([part for part in parts if len(part)])
+
+    def _columns_of_records(self) -> EventColumns:
         return event_columns([row_of(record, self.tables, self.batch.others) for record in self.records])
 
 
