@@ -29,6 +29,7 @@
 //     unload MS    the program unloads a module, which takes so long: nothing may be asked about samples meanwhile
 //     sampling     says of all contexts which are enabled and which are sampled, as `0 on, 1 off`
 //     late         from now on CUPTI puts the times of kernels into their records only when it is asked for buffers
+//     hidden       from now on CUPTI puts records into a buffer only when it is asked for buffers
 //     end HOW      ends as ends_standin.h says
 //     quit         returns from main
 #include <cstdio>
@@ -72,12 +73,14 @@ bool is_subscribed;
 CUpti_CallbackFunc called_back;
 void *of_subscriber;
 std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
-bool is_late;
+bool is_late, is_hidden;
+std::map<pid_t, std::vector<std::string>> held;  // by thread, what CUPTI has not put into buffers
 uint32_t correlation;
 CUpti_TimestampCallbackFunc now;
 
 template <typename Record> void add(const Record &record, bool is_waiting = false) {
     if (!request) return;
+    if (is_hidden) return void(held[gettid()].emplace_back(reinterpret_cast<const char *>(&record), sizeof record));
     size_t records_max;
     Buffer &buffer = buffers[gettid()];
     if (buffer.memory && buffer.used + sizeof record + 8 > buffer.bytes) cuptiActivityFlushAll(0);
@@ -228,6 +231,14 @@ CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) {
 CUptiResult cuptiActivityFlushAll(uint32_t flag) {
     std::lock_guard lock(mutex);
     if (is_late) run_waiting();
+    for (auto &[thread, records] : std::exchange(held, {}))
+        for (const std::string &record : records) {
+            Buffer &buffer = buffers[thread];
+            size_t records_max;
+            if (!buffer.memory) request(&buffer.memory, &buffer.bytes, &records_max);
+            memcpy(buffer.memory + buffer.used, record.data(), record.size());
+            buffer.used += (record.size() + 7) / 8 * 8;
+        }
     for (auto &[thread, buffer] : buffers) {
         if (!buffer.memory || (!buffer.waiting.empty() && flag != CUPTI_ACTIVITY_FLAG_FLUSH_FORCED)) continue;
         Buffer full = std::move(buffer);
@@ -376,6 +387,7 @@ int main() {
             what = kinds.empty() && driver_calls.empty() ? "asked for nothing" : "asked for some";
         }
         if (what == "late") is_late = true;
+        if (what == "hidden") is_hidden = true;
         if (what == "end" && scanf("%31s", word) == 1) end_by(word, [] { launch(NOW), launch(NOW); });
         if (what == "quit") break;
         puts(what.c_str());

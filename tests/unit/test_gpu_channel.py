@@ -35,7 +35,7 @@ PRODUCED_AT, CONSUMED_AT, DROPPED_AT, RING_AT = 64, 128, 192, 4096
 KEPT_AT, UNSENT_AT, KEPT_BYTES = 1024, 3072, 1 << 20
 RING = 1 << 16
 BUSY, COMMITTED = 1, 2
-U64 = struct.Struct("<Q")
+U64, UNSENT = struct.Struct("<Q"), struct.Struct("<IIqq")
 
 
 @pytest.fixture(scope="session")
@@ -310,16 +310,15 @@ def test_what_a_process_left_is_read_once_whatever_it_says_of_it(channel: Channe
         at = RING_AT + process.ring_bytes + number * KEPT_BYTES
         process.map[at : at + len(content)] = content
     for number, (launches, warps) in enumerate([(3, 5), (-1, 0), (1 << 62, -(1 << 63))]):
-        process.map[UNSENT_AT + 32 * number : UNSENT_AT + 32 * number + 24] = struct.pack(
-            "<IIqq", 42, 0, launches, warps
-        )
-    assert [left.rstrip(b"\0") for left in payloads(channel.collect(is_final=True))] == [
-        b"left",
-        b"nt",
-        b"",
-        b"",
-    ]
-    assert losses(channel) == {f"process 42 ended before {n} were read from the GPU": n for n in (3, 5)}
+        UNSENT.pack_into(process.map, UNSENT_AT + 32 * number, 42, 9, launches, warps)
+    UNSENT.pack_into(process.map, UNSENT_AT + 32 * 3, 43, (1 << 32) - 1, 0, 0)
+    found = payloads(channel.collect(is_final=True))
+    assert [left.rstrip(b"\0") for left in found] == [b"left", b"nt"]
+    counted = losses(channel)
+    (calls,) = (count for reason, count in counted.items() if "process 43 ended before CUPTI" in reason)
+    unread = {f"process 42 ended before {n} were read from the GPU": n for n in (3, 5)}
+    assert (calls, len(counted)) == (((1 << 32) - 1) // 2, 3)
+    assert unread.items() <= counted.items()
     assert (channel.collect(is_final=True), losses(channel)) == (b"", {})
 
 

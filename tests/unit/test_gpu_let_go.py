@@ -19,6 +19,7 @@ from tests.support.gpu_records import kernel_renderer, warp_renderer
 from tests.support.recorded_program import Recorded
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.records.record import Loss
 
 UNNAMED = "kernel whose name was lost"
 
@@ -224,6 +225,15 @@ def test_kernels_without_times_or_without_records_are_counted(
     end_by(recorded, how)
     assert len(recorded.of("gpu_kernel")) + recorded.renderer.losses["gpu_kernel"] == 31
     assert len(recorded.of("userspace")) == 31
+
+
+def test_calls_that_cupti_had_written_nowhere_are_counted(recorded: Recorded) -> None:
+    recorded.do("hidden")
+    recorded.do("launch 30")
+    end_by(recorded, "SIGKILL")
+    (loss,) = recorded.losses or [Loss("userspace", 0, 0, 0, "at most")]
+    assert (loss.layer, loss.reason.partition(":")[0]) == ("userspace", "at most")
+    assert len(recorded.of("userspace")) + loss.count >= 30
 
 
 # Loads the libraries, records with ours, and lets the other profiler start; prints what that one was given.

@@ -122,6 +122,8 @@ _OF_ONE_KERNEL: Final = re.compile(r"(?:__)?(?:cu|cuda)Launch(?!HostFunc)")
 WAIT_NS: Final = 1_000_000_000
 """If a kernel is queued or runs for longer, its call has no arguments."""
 WAITING_MAX: Final = 1 << 14
+_NAMED_BYTES: Final = 128
+"""The memory that a function takes in each process which has it, roughly."""
 KERNELS_MAX: Final = 1 << 12
 """Kernels that are remembered for calls that come later, or calls of the other API."""
 
@@ -337,6 +339,7 @@ class KernelDecoder(Decoder):
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
         self._work: dict[int, _Work] = {}
+        self._functions: dict[str, _Function] = {}
         self._waiting: list[GpuRecord] = []
         self._unended: Counter[tuple[int, str, str]] = Counter()
         self._layouts: Mapping[int, tuple[struct.Struct, MakeEvents]] = {
@@ -360,8 +363,12 @@ class KernelDecoder(Decoder):
             work = self._work[record.pid] = _Work(process)
         if record.kind == KernelKind.CALL_NAME:
             domain, function = CALL_NAME.unpack_from(payload)
-            named = function_of(text(payload, CALL_NAME.size))
-            self._recording.memory.use(ENTRY_BYTES + len(named.name))
+            # Each process sends all of them, mostly the same ones.
+            given = text(payload, CALL_NAME.size)
+            self._recording.memory.use(
+                _NAMED_BYTES + (given not in self._functions) * (ENTRY_BYTES + len(given))
+            )
+            named = self._functions.setdefault(given, function_of(given))
             work.functions[domain, function] = named
         elif record.kind == KernelKind.LAYOUT:
             self._recording.memory.use(ENTRY_BYTES + len(payload))

@@ -116,6 +116,7 @@ void give_up_buffers() {
         if (kept) kept->pid = 0;
         return kept != nullptr;
     };
+    channel.end_count();
     spare.erase(std::remove_if(spare.begin(), spare.end(), is_kept), spare.end());
 }
 
@@ -303,6 +304,7 @@ void flush_often(void *) {
             redirect.look();
             if (is_recording) heartbeat.beat();
             cuptiActivityFlushAll(0);
+            if (!buffers_out) channel.forget_readings();
             if (are_buffers_shared || heartbeat.missed() < MISSED_BETWEEN) continue;
             is_ended = true;
             stalls.close();
@@ -331,6 +333,7 @@ uint64_t realtime_ns() {
 
 // Runs on any thread, also on those that call CUDA.
 uint64_t CUPTIAPI cupti_clock() {
+    channel.count_reading();
     uint64_t now_ns = monotonic_ns();
     stacks.note(now_ns, channel);
     return now_ns;
@@ -374,6 +377,7 @@ void part_buffers(bool is_late) {
 // Called with end_mutex held.
 Attached begin(bool is_late) {
     if (!channel.open()) return NOT_CONNECTED;
+    channel.begin_to_count();
     bool is_first = owner != getpid();
     is_begun = true, is_ended = false;
     owner = getpid();

@@ -98,9 +98,10 @@ struct KeptBuffer {
 };
 constexpr size_t KEPT_BUFFERS = 128, KEPT_BYTES = 1 << 20;
 
-// Of a process, 0 for none: launches and warps that are to be recorded and were not sent yet.
+// Of a process, 0 for none: launches and warps that are to be recorded and were not sent yet; and how often CUPTI
+// read the clock since it gave all its records.
 struct alignas(32) InFlight {
-    std::atomic<uint32_t> pid, zero;
+    std::atomic<uint32_t> pid, readings;
     std::atomic<int64_t> launches, warps;
 };
 constexpr size_t COUNTED_PROCESSES = 31;
@@ -209,6 +210,19 @@ class Channel {
             if (uint32_t none = 0; header_->in_flight[at].pid.compare_exchange_strong(none, uint32_t(this_process())))
                 in_flight_ = &header_->in_flight[at];
     }
+    // Calls of several threads at once may count as one.
+    void count_reading() {
+        constexpr auto RELAXED = std::memory_order_relaxed;
+        if (InFlight *counted = in_flight_) counted->readings.store(counted->readings.load(RELAXED) + 1, RELAXED);
+    }
+    void forget_readings() {
+        if (InFlight *counted = in_flight_) counted->readings = 0;
+    }
+    // Everything was sent, or counted as lost.
+    void end_count() {
+        InFlight *counted = in_flight_.exchange(nullptr);
+        if (counted) counted->launches = 0, counted->warps = 0, counted->readings = 0, counted->pid = 0;
+    }
     // A buffer of KEPT_BYTES that outlives this process, and is zero; null if there is none.
     uint8_t *take_buffer() {
         for (size_t at = 0; kept_ && at < KEPT_BUFFERS; at++)
@@ -228,6 +242,7 @@ class Channel {
     }
     // In a fork, where CUPTI would continue to fill the buffers of this process's parent.
     void leave_buffers() {
+        in_flight_ = nullptr;
         if (kept_) put_in_place(kept_, KEPT_BUFFERS * KEPT_BYTES, -1, 0);
     }
     // The channel's first bytes, for tests of what a program may do to it.
@@ -237,7 +252,7 @@ class Channel {
     void close(bool are_buffers_out = false) {
         connection_.close();
         if (!header_) return;
-        if (InFlight *counted = in_flight_.exchange(nullptr)) counted->launches = 0, counted->warps = 0, counted->pid = 0;
+        end_count();
         leave_buffers();
         if (are_buffers_out) kept_ = nullptr;
         put_in_place(header_, CHANNEL_HEADER_BYTES, -1, 0);
