@@ -9,13 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from tracepipe import paths
-from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
-from tracepipe.clocks.causality import Causality, LaunchSpan
 from tracepipe.clocks.maps import ClockMap, Method
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
@@ -28,8 +26,12 @@ from tracepipe.recording.account import Account
 from tracepipe.recording.files import Progress, archive_of
 from tracepipe.recording.reading import OpenRecording, Reading, open_recording
 from tracepipe.recording.remote import is_url
-from tracepipe.recording.survey import Part, Survey, numbered, surveyed
 from tracepipe.units import duration_text
+
+if TYPE_CHECKING:  # what relates several recordings is loaded where there are several
+    from tracepipe.clocks.anchors import Anchor
+    from tracepipe.clocks.causality import LaunchSpan
+    from tracepipe.recording.survey import Part, Survey
 
 _BILLION = 1_000_000_000
 
@@ -51,6 +53,8 @@ class Member:
 
     def anchor(self, survey: Survey) -> Anchor:
         """Its place, by its first time."""
+        from tracepipe.clocks.anchors import Anchor
+
         first_ns = survey.first_ns if survey.is_begun else int(self.drift.source_ns[0])
         offset_ns = self.drift.place(SourceNs(first_ns)) - first_ns
         drift = None if self.drift.rate == (_BILLION, _BILLION) else self.drift
@@ -167,6 +171,9 @@ class _Several:
 
     def __init__(self, paths: Sequence[str], options: InputOptions, progress: Progress | None) -> None:
         """Read the recordings for the first time. Raises InputError, FormatError, ClockError."""
+        from tracepipe.clocks.anchors import anchors
+        from tracepipe.recording.survey import numbered
+
         self.paths, self.options, self.progress = paths, options, progress
         if members := options.members:
             known = zip(paths, members, strict=True)
@@ -239,6 +246,8 @@ class _Several:
                 first_ns = min(int(anchor.place_all(np.array([ns], np.int64))[0]) for ns, anchor in begins)
                 start = {f"{clock}_ns": max(0, first_ns)}
         else:
+            from tracepipe.clocks.anchors import reference
+
             # The earliest begin of a recording, on the clocks that the reference recording relates.
             base = sources[reference(sources)]
             clock, stated = base.clock, cast("dict[str, int]", base.header.start)
@@ -301,6 +310,9 @@ def _part(path: str, name: str, options: InputOptions, known: Mapping[str, Any] 
     """The facts about a recording that must be known before it is read with others."""
     if path == STANDARD or (not paths.is_file(path) and paths.is_there(path)):
         raise InputError("is a pipe, which cannot be read twice", "Write it to a file first.", path=path)
+    from tracepipe.clocks.anchors import Source
+    from tracepipe.recording.survey import Part, surveyed
+
     with options.open(path, name if known else "", known or {}) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
         source = Source(
@@ -321,6 +333,8 @@ def _part(path: str, name: str, options: InputOptions, known: Mapping[str, Any] 
 
 def _launched(path: str, options: InputOptions) -> LaunchSpan | None:
     """When the kernels of a recording were launched, on its clock. Reads it once."""
+    from tracepipe.clocks.causality import Causality
+
     with options.open(path) as opened:
         found = Causality(opened.recording.tables, opened.recording.header.default_clock)
         for batch in Reading(opened, path).source():

@@ -19,12 +19,12 @@ import numpy as np
 import orjson
 
 from tracepipe.clocks import Clocks
-from tracepipe.clocks.causality import Causality, is_of_gpu
 from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch, no_events
 from tracepipe.event.model import (
+    GLOBALTIMER,
     HOST_CLOCKS,
     LAYERS,
     STALLS,
@@ -179,7 +179,7 @@ def open_recording(
             # through all that the process has freed. musl has no such function, and keeps no memory.
             libc.malloc_trim(0)
         # A header names the clocks of all GPUs, but they may have done nothing.
-        is_related = all(clocks.get(clock) is not None for clock in used if is_of_gpu(clock))
+        is_related = all(clocks.get(clock) is not None for clock in used if clock.startswith(GLOBALTIMER))
         if not is_growing and (recording.is_undeclared or not is_related):
             clocks.others = partial(_by_launches, source, stream, undated, header, assumed or {})
         yield OpenRecording(recording, clocks, stream, source.name)
@@ -190,6 +190,8 @@ def _by_launches(
     source: InputFormat, stream: InputStream, undated: str, header: Header, assumed: Mapping[str, int | str]
 ) -> dict[str, ClockMap]:
     """The maps of the clocks that the launches of a recording relate. This reads it once."""
+    from tracepipe.clocks.causality import Causality  # here, as few recordings need it
+
     with ExitStack() as stack:
         again = stack.enter_context(stream.again())
         content = stack.enter_context(again.as_file()) if source.needs_file else cast(BinaryIO, again)
