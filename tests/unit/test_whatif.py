@@ -161,7 +161,7 @@ def test_what_cannot_be_replayed_is_refused(load: Load) -> None:
             for r in records
         ]
 
-    assert "needs 5 steps" in refused(load, [r for r in records if r["type"] != "annotation"])
+    assert "needs 3 steps" in refused(load, [r for r in records if r["type"] != "annotation"])
     assert "several GPUs" in refused(load, kernels(gpu=lambda r: r["launch"] % 2))
     assert "collectives wait" in refused(load, kernels(name=lambda r: "ncclDevKernel_AllReduce"))
     assert "launches of its work are not known" in refused(

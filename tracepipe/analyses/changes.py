@@ -134,12 +134,7 @@ def without_named(subjects: Sequence[Subject], pattern: str) -> Named:
 
     for stretches in ([one.ranges(matches) for one in subjects], [one.calls(matches) for one in subjects]):
         if any(one.total_ns for one in stretches):
-            both = zip(subjects, stretches, strict=True)
-            return f"without {pattern}", {
-                number: Change(removed, dropped=_begin_in(subject.program, removed))
-                for number, (subject, removed) in enumerate(both)
-                if removed.total_ns
-            }
+            return f"without {pattern}", without_stretches(subjects, stretches)
     changes = {}
     for number, subject in enumerate(subjects):
         dropped = subject.kernels(_of_kernel(pattern))
@@ -154,6 +149,15 @@ def without_named(subjects: Sequence[Subject], pattern: str) -> Named:
             f"No range, call or kernel is called {pattern}.", "whatif without options lists some."
         )
     return f"without {pattern}", changes
+
+
+def without_stretches(subjects: Sequence[Subject], stretches: Sequence[Stretches]) -> Changes:
+    """The change that leaves out time of the host, with what is launched in it."""
+    return {
+        number: Change(removed, dropped=_begin_in(subject.program, removed))
+        for number, (subject, removed) in enumerate(zip(subjects, stretches, strict=True))
+        if removed.total_ns
+    }
 
 
 def faster_kernels(subjects: Sequence[Subject], pattern: str, times: float) -> Named:

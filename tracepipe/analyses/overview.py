@@ -26,7 +26,7 @@ from tracepipe.store.run import Run
 # Calls that wait for the GPU. Those of HIP have the same words.
 _WAITS: Final = re.compile(r"\w+Synchronize\w*|\w+Memcpy(?!\w*Async)\w*")
 # A gap of this length is one between two launches of a program that does nothing but launch.
-_SHORT_NS: Final = 50_000
+SHORT_NS: Final = 50_000
 # A launch that keeps an idle GPU waiting for longer loads or compiles code.
 _LONG_LAUNCH_NS: Final = 1_000_000
 
@@ -159,7 +159,7 @@ def _kinds(run: Run, gaps: IdleGaps, places: IdlePlaces, queued: Bools) -> Ints:
     def is_state(*states: str) -> Bools:
         return np.isin(places.state, [STATES.index(state) for state in states])
 
-    short, own = gaps.dur_ns() < _SHORT_NS, is_state(USER, HOOKED)
+    short, own = gaps.dur_ns() < SHORT_NS, is_state(USER, HOOKED)
     launches = named(places.call, LAUNCH.fullmatch) & (places.dur_ns < _LONG_LAUNCH_NS)
     order = {
         Kind.LOADING: named(places.range, is_loading),

@@ -38,7 +38,7 @@ _ERROR_MOST: Final = 0.02
 _SHARE_MOST: Final = 0.05
 # The most of the compute time that may overlap communication and was never seen alone.
 _UNMEASURED_MOST: Final = 0.25
-_STEPS_LEAST: Final = 5
+_STEPS_LEAST: Final = 3
 # A host whose steps are shorter than this share of those of its GPU runs far ahead.
 _AHEAD: Final = 0.9
 # How much earlier a rank must leave than another comes, to have left without it.

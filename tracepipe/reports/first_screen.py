@@ -10,54 +10,22 @@ from typing import Any, Final
 
 from tracepipe.analyses.functions import functions_of
 from tracepipe.analyses.idle_places import with_others
-from tracepipe.analyses.overview import Kind, Overview, overview_of
+from tracepipe.analyses.overview import Overview, overview_of
 from tracepipe.analyses.step_tables import slow_steps, step_names, steps_table, wall_ns
 from tracepipe.present.writing.rendering import elided, names_within
+from tracepipe.reports.largest_cause import LEAST_PERCENT, cause_lines
 from tracepipe.reports.report import SHARE, Column, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, steps_text
 
 _COLUMNS = 80
 _STEPS, _PLACES, _NOTES = 3, 3, 1
-# A part of the time that is smaller is no cause.
-_LEAST_PERCENT = 10
 # What is known of less of the idle time is not said of it.
 _KNOWN_LEAST = 0.9
 _KERNELS = 3
 # By the number of kernels, so that their names take two lines at most.
 _NAME_COLUMNS: Final = {1: 60, 2: 38, 3: 24}
 _FILE_COLUMNS = 16
-_CAUSES: Final = {
-    Kind.LOADING: (
-        "the program waits for its data loader",
-        "Usual fix: worker processes (num_workers), pinned memory",
-    ),
-    Kind.QUEUED: (
-        "the next work waits on the GPU",
-        "Usual fix: fewer dependencies between streams, CUDA graphs",
-    ),
-    Kind.WAITS: ("the CPU waits in {call}", "Usual fix: fewer synchronizing calls (.item(), .cpu())"),
-    Kind.LAUNCHES: (
-        "launching takes longer than the kernels",
-        "Usual fix: CUDA graphs, torch.compile, larger batches",
-    ),
-    Kind.CALL: ("the CPU is in {call}", ""),
-    Kind.OFF_CPU: ("the launching thread does not run", ""),
-    Kind.HOST: (
-        "the CPU runs the program's own code",
-        "Usual fix: launch first, or do this work in another process",
-    ),
-    Kind.UNKNOWN: ("it is not known what the CPU did", "Record the CUDA calls too"),
-}
-# Calls that are longer on average initialize the GPU or load code, whatever they are called.
-_LONG_CALL_NS: Final = 100_000_000
-_WARM_UP: Final = "Usual fix: warm up, as the first calls initialize the GPU"
-_FIXES: Final = {
-    "Load": "Usual fix: load modules before the loop, or CUDA_MODULE_LOADING=EAGER",
-    "Launch": "Usual fix: warm up, as the first launch of a kernel loads it",
-    "Malloc": "Usual fix: allocate before the loop, or cudaMallocAsync",
-    "Free": "Usual fix: free after the loop, or cudaFreeAsync",
-}
 
 
 def screen(run: Run) -> Result:
@@ -67,7 +35,7 @@ def screen(run: Run) -> Result:
     result.parts += cuda_errors(run)
     tables = _of_gpus(run, found) if found.whole_ns else _of_calls(run)
     result.parts += [table for table in tables if table.rows]
-    says = [*_cause(run, found), *_slow(found), *_kernels(run)] if found.whole_ns else []
+    says = [*cause_lines(run, found), *_slow(found), *_kernels(run)] if found.whole_ns else []
     lines = [*says, _next(run, found)]
     result.parts.append(Table("verdict", "", (Column("says", ""),), [(line,) for line in lines]))
     return result
@@ -106,7 +74,7 @@ def _of_gpus(run: Run, found: Overview) -> Iterator[Table]:
     more = f"The longest {len(shown) - 1} steps, and one of median length"
     steps.title = more if count > len(shown) else ""
     yield steps
-    if 100 * found.idle_ns >= _LEAST_PERCENT / 2 * found.whole_ns:
+    if 100 * found.idle_ns >= LEAST_PERCENT / 2 * found.whole_ns:
         yield _idle(found)
 
 
@@ -141,50 +109,6 @@ def _slow(found: Overview) -> list[str]:
         return []
     slowest = next(slow_steps(found), None)
     return [elided(slowest.text(f"Step {step_names(found)[slowest.at]}"), _COLUMNS)] if slowest else []
-
-
-def _cause(run: Run, found: Overview) -> Iterator[str]:
-    """The largest cause, how large it is, and how it is usually fixed."""
-    whole_ns = found.whole_ns
-
-    def of(part_ns: int) -> str:
-        return f"{duration_text(part_ns)} of {duration_text(whole_ns)}"
-
-    if found.first_ns > whole_ns and not found.steps.are_marked:
-        yield f"The first work of a GPU begins {duration_text(found.first_ns)} after the start."
-    reason = found.reasons[0] if found.reasons else None
-    causes = {
-        "idle": reason.idle_ns if reason else 0,
-        "exposed": found.exposed_ns,
-        "copies": found.lone_copies_ns,
-    }
-    largest = max(causes, key=lambda name: causes[name])
-    part_ns = causes[largest]
-    if 100 * part_ns < _LEAST_PERCENT * whole_ns:
-        share = 100 * found.compute_ns / whole_ns
-        yield f"The GPU computes for {share:.1f}% of the time: its kernels decide."
-    elif largest == "exposed":
-        yield f"Largest cause: communication while nothing computes ({of(part_ns)})."
-        yield "  Usual fix: overlap it with computation. Evidence: ranks"
-    elif largest == "copies":
-        share = 100 * part_ns / whole_ns
-        yield f"Largest cause: only copies run for {share:.0f}% of the time ({of(part_ns)})."
-        yield "  Usual fix: pinned memory, copies on their own stream. Evidence: summary --all"
-    elif reason is not None:
-        words, fix = _CAUSES[reason.kind]
-        if reason.kind is Kind.HOST and not len(run.layer("scheduler")):
-            words = "the program runs its own code or waits"
-        if reason.kind is Kind.CALL and reason.call:
-            fix = next((text for part, text in _FIXES.items() if part in reason.call), "")
-            fix = _WARM_UP if reason.idle_ns >= _LONG_CALL_NS * reason.gaps else fix
-        yield f"Largest cause: {words.format(call=reason.call)} ({of(part_ns)})."
-        place = reason.place.line or reason.place.range
-        if not place and reason.kind is Kind.HOST and run.facts.source == "tracepipe":
-            fix = "capture --stacks python records the line of Python"
-        if place and reason.kind is not Kind.LOADING:
-            text = f"  {100 * reason.place.idle_ns / reason.idle_ns:.0f}% of that in "
-            yield text + elided(place, _COLUMNS - len(text))
-        yield f"  {f'{fix}. ' if fix else ''}Evidence: gaps"
 
 
 def _kernels(run: Run) -> list[str]:

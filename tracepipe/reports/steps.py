@@ -10,6 +10,7 @@ import numpy as np
 from tracepipe.analyses.overview import overview_of
 from tracepipe.analyses.step_tables import slow_steps, step_names, steps_table, wall_ns
 from tracepipe.options import Option
+from tracepipe.reports.largest_cause import cause_lines
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
 
@@ -37,6 +38,8 @@ def run(run: Run, options: Options) -> Result:
         rows = [(one.text(names[one.at]),) for one in slow_steps(found)]
         if rows:
             result.parts.append(Table("slow", "Slow steps", (Column("says", ""),), rows))
+        causes = [(line,) for line in cause_lines(run, found)]
+        result.parts.append(Table("cause", "", (Column("says", ""),), causes))
     else:
         result.notes.append("no range is called a step: all of the recording counts as one")
     result.notes += not_listed(len(walls_ns) - len(order), "step|steps")
