@@ -21,6 +21,7 @@ from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.request import Limits
+from tracepipe.tracer.summary import summary_lines
 
 KERNEL = {"type": "gpu_kernel", "name": "add", "phase": "X", "dur_ns": 5, "gpu": 0, "launch": 7}
 CALL = {"type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 9, "launch": 7}
@@ -36,6 +37,7 @@ class FakeDevice:
     counters: tuple[Mapping[str, Any], ...] = ()
     sampling: tuple[Mapping[str, Any], ...] = ()
     stall_samples = 112
+    cuda_errors = ("CUDA error in process 7: an illegal memory access.",)
 
     def __init__(self, chunks: list[bytes]) -> None:
         self.chunks, self.finals, self.is_closed = chunks, [], False
@@ -141,6 +143,7 @@ def test_the_engines_events_are_in_the_file_without_any_privilege(
     assert summary.counts == footer["counts"] == {"userspace": 2, "gpu_kernel": 2}
     assert summary.losses == footer["losses"] == {"gpu_kernel": 5}
     assert summary.stall_samples == 112, "which are no events"
+    assert next(summary_lines("run.jsonl", summary)) == FakeDevice.cuda_errors[0], "it comes first"
     assert header["gpus"] == footer["gpus"] == [{"index": 0, "name": "a GPU", "sm_count": 132}]
     assert [turn.begins for turn in device.turns] == [True, False]
     assert header["engine"] == "none, fake"
