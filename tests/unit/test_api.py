@@ -167,4 +167,5 @@ def test_capturing_has_the_options_of_the_command() -> None:
     of_command = {names.get(name, name) for name in options_of(capture_commands.capture)}
     from tracepipe.api.capture import capture
 
-    assert options_of(capture, tracepipe.CaptureOptions) - {"notify"} == of_command - {"then_open", "local"}
+    of_terminals = {"then_open", "local", "exit_code"}
+    assert options_of(capture, tracepipe.CaptureOptions) - {"notify"} == of_command - of_terminals
