@@ -1,17 +1,18 @@
 """What `whatif` says that steps would take without something, against steps that did not have it.
 
     python benchmarks/whatif_gpu.py [--ranks N] [--slow EXTRA] [--keep FOLDER] [JOB …]
-    python benchmarks/whatif_gpu.py judge FILE …    judges what was recorded of one process
+    python benchmarks/whatif_gpu.py judge PATH …    judges what was recorded: a file, or a folder of all ranks
 
 Needs PyTorch and a GPU for each rank; ends with 3 without. Each job trains a model under `tracepipe capture`,
 in steps that have something extra in turns, each extra part in a range. Jobs of several ranks record each
 rank, and the last one does what is extra. The host decides how long the steps of `small-…` take, and the GPUs
 those of the others. With `--slow` all steps have this extra part, without a range; `--slow none` has none.
 
-Each rank prints the medians of its steps, by what they had extra. Then jobs of one process are judged; a line
-has: the extra part, the median of the steps with it, what the replay says of these without it, the median of
-the steps that have nothing extra, the error of the replay in percent of the step, and that of subtracting the
-length of the range. The recordings are FOLDER/JOB/RANK.jsonl.zst, and those of slow ranks FOLDER/JOB-EXTRA/….
+Each rank prints the medians of its steps, by what they had extra. Then the job is judged; a line has: the
+extra part, the median of the steps with it, what `whatif` says of these without it, the median of the steps
+that have nothing extra, the error in percent of the step; what the extra part really costs, and within what
+`whatif` says that it is. The recordings are FOLDER/JOB/RANK.jsonl.zst, and those of slow ranks
+FOLDER/JOB-EXTRA/….
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -326,39 +328,50 @@ def record(name: str, folder: Path, ranks: int, slow: str) -> None:
             sys.exit(f"rank {rank} of {name} failed")
 
 
-def judge(path: Path) -> None:
-    """Print a line for each extra part."""
+def judge(path: str) -> None:
+    """Print a line for each extra part of a recording, or of a folder with those of all ranks."""
     import numpy as np
 
-    from tracepipe.analyses.changes import Recorded, without_named
-    from tracepipe.analyses.replay import Replay
-    from tracepipe.analyses.steps import steps_of
+    from tracepipe.api.dataset import dataset_of
+    from tracepipe.api.options import ReadOptions
+    from tracepipe.dataset.places import Dataset, read_rows
     from tracepipe.errors import TracepipeError
-    from tracepipe.store.run import load_run
+    from tracepipe.ranks.engine import opened
+    from tracepipe.ranks.job import Job
+    from tracepipe.ranks.whatif import whatif
+    from tracepipe.reports.whatif import Options
 
-    run = load_run(str(path))
-    subject = Recorded(run)
-    replay = Replay([subject.program])
-    try:
-        replay.refuse_what_is_not_known()
-    except TracepipeError as error:
-        print(f"{path.parent.name}: {error.message}")
-        return
-    recorded_ns = replay.steps_ns(replay.recorded_ns)
-    extras = np.array([name.partition(" ")[2] for name in steps_of(run).names])
-    truth_ns = float(np.median(recorded_ns[extras == "none"]))
-    print(f"{path.parent.name}: {len(extras)} steps, unchanged {100 * replay.error:+.2f}%")
-    for extra in EXTRAS[1:]:
-        own = extras == extra
-        saved_ns = replay.saved_ns(without_named([subject], f"extra-{extra}")[1])
-        lengths_ns = subject.ranges(lambda name, of=f"extra-{extra}": name == of).lengths_ns()
-        with_ns = float(np.median(recorded_ns[own]))
-        new_ns = float(np.median((recorded_ns - saved_ns)[own]))
-        naive_ns = with_ns - float(np.median(lengths_ns))
-        print(
-            f"  {extra:6} {with_ns / 1e6:7.2f} → {new_ns / 1e6:7.2f}, true {truth_ns / 1e6:7.2f} ms: "
-            f"{100 * (new_ns / truth_ns - 1):+6.2f}%, subtracted {100 * (naive_ns / truth_ns - 1):+6.1f}%"
-        )
+    with dataset_of(path, ReadOptions(), lambda _: nullcontext()) as (folder, _):
+        dataset = Dataset.opened(folder)
+        with opened("duckdb", dataset) as engine:
+            job = Job(engine, dataset)
+            replay = job.costs.replay
+            steps = read_rows(dataset.part("steps", *dataset.ranks()[0]), "step, name")
+            names = {one["step"]: one["name"] for one in steps}
+            numbers = replay.programs[0].numbers[replay.common[0]].tolist()
+            extras = np.array([names[number].removeprefix("step ") for number in numbers])
+            recorded_ns = replay.steps_ns(replay.recorded_ns)
+            truth_ns = float(np.median(recorded_ns[extras == "none"]))
+            print(
+                f"{path}: {len(extras)} steps, unchanged {100 * replay.error:+.2f}%, "
+                f"idle {100 * replay.idle:.0f}%"
+            )
+            for extra in EXTRAS[1:]:
+                try:
+                    (row,) = whatif(job, Options(without=f"extra-{extra}")).as_json()["changes"]
+                except TracepipeError as error:
+                    print(f"  {error.message}")
+                    return
+                with_ns = float(np.median(recorded_ns[extras == extra]))
+                new_ns = with_ns if row["new_ns"] is None else row["new_ns"]
+                low_ns, high_ns = (row[name] or 0 for name in ("low_ns", "high_ns"))
+                saved_ns = with_ns - truth_ns
+                print(
+                    f"  {extra:6} {with_ns / 1e6:7.2f} → {new_ns / 1e6:7.2f}, true {truth_ns / 1e6:7.2f} ms: "
+                    f"{100 * (new_ns / truth_ns - 1):+6.2f}%; saves {saved_ns / 1e6:+.2f}, said "
+                    f"{low_ns / 1e6:+.2f} to {high_ns / 1e6:+.2f} ms: "
+                    + ("inside" if low_ns <= saved_ns <= high_ns else "outside")
+                )
 
 
 def main() -> None:
@@ -368,7 +381,7 @@ def main() -> None:
         return
     if sys.argv[1:2] == ["judge"]:
         for path in sys.argv[2:]:
-            judge(Path(path))
+            judge(path)
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -392,8 +405,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as made:
             folder = (given.keep or Path(made)) / (f"{name}-{given.slow}" if given.slow else name)
             record(name, folder, ranks, given.slow)
-            if name in MODELS and not given.slow:
-                judge(folder / "0.jsonl.zst")
+            if not given.slow:
+                judge(str(folder))
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ def free_launches(subjects: Sequence[Subject]) -> Named:
 
 def candidates(subjects: Sequence[Subject], most: Most) -> Iterator[Named]:
     """Changes that are worth a look."""
-    for name in [*most.ranges[:_RANGES], *most.calls[:_CALLS]]:
+    for name in dict.fromkeys([*most.ranges[:_RANGES], *most.calls[:_CALLS]]):
         yield without_named(subjects, escaped(name))
     yield free_launches(subjects)
     for name in most.kernels[:_KERNELS]:

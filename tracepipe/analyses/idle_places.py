@@ -174,6 +174,11 @@ def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
     return IdlePlaces(**columns, lines=finder.lines)
 
 
+def is_operator(name: str, domain: str) -> bool:
+    """Whether an annotation is an operator of a framework."""
+    return _OPERATOR.fullmatch(name) is not None or (domain in OPERATORS and "#" not in name)
+
+
 def operators(run: Run) -> Bools:
     """Flags the shapes of annotations that are operators of a framework. Shape `(shapes,)`."""
     domains = [run.shapes.number_of("domain", one) for one in sorted(OPERATORS)]

@@ -356,19 +356,12 @@ class Replay:
         weight, lag, alone_ns = self._weight.copy(), self._lag, self.alone_ns.copy()
         dropped = np.zeros(rows, np.bool_)
         for number, change in (changes or {}).items():
-            own, one = self.rows(number), self.programs[number]
-            host_ns = one.call_ns - one.from_ns if change.host_ns is None else change.host_ns
-            if change.removed is not None:
-                host_ns = np.maximum(host_ns - change.removed.covered_ns(one.from_ns, one.call_ns), 0)
-            weight[2 * own.start : 2 * own.stop : 2] = host_ns
-            if len(one):
+            own = self.rows(number)
+            weight[2 * own.start : 2 * own.stop : 2], alone_ns[own], dropped[own] = self._changed(
+                number, change
+            )
+            if own.stop > own.start:
                 weight[2 * own.start] += self._ready_ns[number]
-            if change.work_ns is not None:
-                alone_ns[own] = change.work_ns
-            if change.left is not None:
-                alone_ns[own] = (alone_ns[own] * change.left).astype(np.int64)
-            if change.dropped is not None:
-                dropped[own] = change.dropped
         if dropped.any():
             lag = lag.copy()
             gone = dropped[self._row]
@@ -401,6 +394,28 @@ class Replay:
         ends_ns, calls_ns = ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
         starts_ns[self._members] = ends[self._starts_at]
         return Timeline(starts_ns, ends_ns, calls_ns, begins, ends, lag)
+
+    def _changed(self, number: int, change: Change) -> tuple[Int64s, Int64s, Bools]:
+        """The host's time before each row of a program, how long its work takes, and which are not there."""
+        one = self.programs[number]
+        host_ns = one.call_ns - one.from_ns if change.host_ns is None else change.host_ns
+        if change.removed is not None:
+            host_ns = np.maximum(host_ns - change.removed.covered_ns(one.from_ns, one.call_ns), 0)
+        work_ns = self.alone_ns[self.rows(number)] if change.work_ns is None else change.work_ns
+        if change.left is not None:
+            work_ns = (work_ns * change.left).astype(np.int64)
+        return host_ns, work_ns, np.zeros(len(one), np.bool_) if change.dropped is None else change.dropped
+
+    def concerned(self, changes: Mapping[int, Change]) -> Bools:
+        """Flags the steps in which something is other. Shape `(steps,)`."""
+        found = np.zeros(len(self.common[0]), np.bool_)
+        for number, change in changes.items():
+            one = self.programs[number]
+            host_ns, work_ns, is_other = self._changed(number, change)
+            is_other = is_other | (host_ns != one.call_ns - one.from_ns)
+            is_other |= (work_ns != self.alone_ns[self.rows(number)]) & (one.what != WAIT)
+            found |= np.isin(self.common[number], one.step[is_other])
+        return found
 
     def saved_ns(self, changes: Mapping[int, Change], transfers: Floats | None = None) -> Int64s:
         """By how much each step gets shorter. Shape `(steps,)`. Where a program runs far ahead of its GPU

@@ -120,7 +120,7 @@ def make(
         return make_of_job(first, target, of_job, force=force, showing=showing)
     if report.name in OF_JOBS and paths.is_folder(first):
         with dataset_of(first, how, showing) as (dataset, notes):
-            return _made_of_job(report.name, first, dataset, getattr(options, "top", 0), notes)
+            return _made_of_job(report.name, first, dataset, options, notes)
     # The recordings that options name come after the inputs; their format is that of their content.
     found = partial(_run, report, [*inputs, *([path] for path in companions.values())], options, how, showing)
     if report.output is None:
@@ -142,21 +142,28 @@ def make(
     return Made(report.name, result, facts, output=target)
 
 
-OF_JOBS = ("summary", "steps")
+OF_JOBS = ("summary", "steps", "whatif")
 """The reports on a recording that can be made of a folder of recordings or a dataset too."""
 
 
-def _made_of_job(name: str, path: str, dataset: str, top: int, notes: list[str]) -> Made:
+def _made_of_job(name: str, path: str, dataset: str, options: object, notes: list[str]) -> Made:
     """A report of `OF_JOBS` of a dataset of what is at `path`."""
     from tracepipe.dataset.places import Dataset
     from tracepipe.ranks.engine import opened
     from tracepipe.ranks.job import Job
     from tracepipe.ranks.report import screen, steps
+    from tracepipe.ranks.whatif import whatif
+    from tracepipe.reports.whatif import Options
 
     found = Dataset.opened(dataset)
     with opened("duckdb", found) as engine:
         job = Job(engine, found)
-        result = screen(job, Path(path).name) if name == "summary" else steps(job, top)
+        if isinstance(options, Options):
+            result = whatif(job, options)
+        elif name == "summary":
+            result = screen(job, Path(path).name)
+        else:
+            result = steps(job, getattr(options, "top", 0))
     result.notes = [*notes, *result.notes]
     return Made(name, result, dataset=path)
 

@@ -11,18 +11,19 @@ import numpy as np
 from tracepipe.analyses.changes import Changes, Most, Recorded, Subject, asked, candidates
 from tracepipe.analyses.distribution import median_within
 from tracepipe.analyses.replay import Replay
+from tracepipe.event.columns import Bools, Int64s
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
 from tracepipe.units import duration_text
 
-# A smaller difference is an error of rounding.
-_LEAST_NS: Final = 1_000
-# If the GPU is idle for most of the time, the length of a step depends on the speed of the host. A change in
-# the program also changes that speed, for example by its effect on caches, which a replay cannot know.
-# `benchmarks/whatif_gpu.py` measured errors of up to this share of a step.
+# The more the GPU is idle, the more the length of a step depends on the speed of the host. A change in the
+# program also changes that speed, for example by its effect on caches, which a replay cannot know.
+# `benchmarks/whatif_gpu.py` measured errors of up to this share of a step, where the host decides: as soon as
+# the GPU is idle for half of it.
 _HOST_BOUND: Final = 0.5
 _HOST_ERROR: Final = 0.1
+_BLOCKS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +94,29 @@ def answer(subjects: Sequence[Subject], replay: Replay, most: Callable[[], Most]
 
 def _row(replay: Replay, name: str, changes: Changes) -> tuple[Any, ...]:
     recorded_ns = replay.steps_ns(replay.recorded_ns)
-    saved_ns = replay.saved_ns(changes)
-    own = np.flatnonzero(np.abs(saved_ns) > _LEAST_NS)
-    if not len(own):
+    saved_ns, is_own = replay.saved_ns(changes), replay.concerned(changes)
+    if not is_own.any():
         return name, None, 0, None, None, 0, None, None
-    step_ns = float(np.median(recorded_ns[own]))
-    new_ns = float(np.median(recorded_ns[own] - saved_ns[own]))
-    low_ns, high_ns = median_within(saved_ns[own])
-    error_ns = (abs(replay.error) + (_HOST_ERROR if replay.idle > _HOST_BOUND else 0)) * new_ns
+    step_ns = float(np.median(recorded_ns[is_own]))
+    new_ns = float(np.median((recorded_ns - saved_ns)[is_own]))
+    low_ns, high_ns = median_within(saved_ns[is_own])
+    of_host = _HOST_ERROR * min(replay.idle / _HOST_BOUND, 1)
+    error_ns = abs(replay.error) * new_ns + max(of_host * new_ns, _drift_ns(recorded_ns, is_own))
     saves_ns = round(step_ns - new_ns)
     return (
-        name, round(step_ns), len(own), round(new_ns), 100 * saves_ns / step_ns, saves_ns,
+        name, round(step_ns), int(is_own.sum()), round(new_ns), 100 * saves_ns / step_ns, saves_ns,
         round(min(low_ns, saves_ns) - error_ns), round(max(high_ns, saves_ns) + error_ns),
     )  # fmt: skip
+
+
+def _drift_ns(recorded_ns: Int64s, is_own: Bools) -> float:
+    """By how much the medians of successive blocks of steps lie around their middle: of the steps that a
+    change does not concern, if they are enough.
+    """
+    others = recorded_ns[~is_own]
+    steps = others if len(others) >= 2 * _BLOCKS else recorded_ns
+    medians = [float(np.median(block)) for block in np.array_split(steps, min(_BLOCKS, len(steps)))]
+    return (max(medians) - min(medians)) / 2
 
 
 REPORT = Report("whatif", Options, run, suits=lambda run: False)

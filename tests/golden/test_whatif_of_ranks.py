@@ -1,0 +1,48 @@
+"""What two GPUs recorded: a step without its extra part is as long as the one that has none."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.cases import FIXTURES
+from tests.support.here import build_here
+from tracepipe.api.options import ReadOptions
+from tracepipe.api.reports import REPORTS, make
+from tracepipe.dataset.places import Dataset, read_rows
+from tracepipe.errors import TracepipeError
+
+EXTRAS = ("host", "gpu", "sync", "sleep", "small")
+
+
+def made(name: str, dataset: Path, **given: Any) -> dict[str, Any]:
+    report = REPORTS[name]
+    options, how = report.options(**given), ReadOptions()
+    return make(report, [[str(dataset)]], options, how, showing=lambda _: nullcontext()).result.as_json()
+
+
+@pytest.mark.parametrize(
+    ("case", "off"), [("ddp-h200", 0.01), ("small-fsdp-h200", 0.05)], ids=["GPU-bound", "host-bound"]
+)
+def test_of_all_ranks(case: str, off: float, tmp_path: Path) -> None:
+    dataset = tmp_path / "ds"
+    build_here(str(FIXTURES / case), str(dataset))
+    found = Dataset.opened(str(dataset))
+    names = {one["name"]: one["step"] for one in read_rows(found.part("steps", *found.ranks()[0]))}
+    lengths_ns = {one["step"]: one["mean_ns"] for one in made("steps", dataset)["steps"]}
+    truth_ns = lengths_ns[names["step none"]]
+    for extra in EXTRAS:
+        (row,) = made("whatif", dataset, without=f"extra-{extra}")["changes"]
+        step_ns = lengths_ns[names[f"step {extra}"]]
+        assert (row["steps"], row["step_ns"]) == (1, pytest.approx(step_ns, rel=1e-3))
+        assert row["new_ns"] == pytest.approx(truth_ns, rel=off)
+        assert row["low_ns"] <= step_ns - truth_ns <= row["high_ns"]
+    every = made("whatif", dataset, top=0)["changes"]
+    assert {f"without extra-{extra}" for extra in EXTRAS} <= {one["change"] for one in every}
+    (row,) = made("whatif", dataset, faster="nvjet*=1")["changes"]
+    assert row["steps"] == 0
+    with pytest.raises(TracepipeError, match="No range"):
+        made("whatif", dataset, without="no*")
