@@ -14,6 +14,9 @@ from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import REPORTS, make
 from tracepipe.dataset.places import Dataset, read_rows
 from tracepipe.errors import TracepipeError
+from tracepipe.ranks.engine import opened
+from tracepipe.ranks.job import Job
+from tracepipe.ranks.whatif import whatif
 
 EXTRAS = ("host", "gpu", "sync", "sleep", "small")
 
@@ -44,5 +47,17 @@ def test_of_all_ranks(case: str, off: float, tmp_path: Path) -> None:
     assert {f"without extra-{extra}" for extra in EXTRAS} <= {one["change"] for one in every}
     (row,) = made("whatif", dataset, faster="nvjet*=1")["changes"]
     assert row["steps"] == 0
-    with pytest.raises(TracepipeError, match="No range"):
-        made("whatif", dataset, without="no*")
+    for options, message in (({"without": "no*"}, "No range"), ({"like_peers": 7}, "no rank 7")):
+        with pytest.raises(TracepipeError, match=message):
+            made("whatif", dataset, **options)
+    # One of the two ranks does all that is extra, so that they are not taken for peers.
+    with pytest.raises(TracepipeError, match="same work"):
+        made("whatif", dataset, like_peers=1)
+    with opened("duckdb", found) as engine:
+        job = Job(engine, found)
+        job.ranks["behaviour"][:] = 0
+        answer = whatif(job, REPORTS["whatif"].options(like_peers=1))
+    (row,) = answer.as_json()["changes"]
+    assert row["new_ns"] == pytest.approx(truth_ns, rel=off)
+    first = "compute" if case == "ddp-h200" else "host"
+    assert any(note.startswith(f"the critical path then: rank 1 {first} ") for note in answer.notes)

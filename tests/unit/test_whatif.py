@@ -177,7 +177,9 @@ def test_what_cannot_be_replayed_is_refused(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"without": "no*"}, {"faster": "no=2"}, {"faster": "gemm=0"}, {"faster": "gemm"}], ids=str
+    "options",
+    [{"like_peers": 0}, {"without": "no*"}, {"faster": "no=2"}, {"faster": "gemm=0"}, {"faster": "gemm"}],
+    ids=str,
 )
-def test_names_that_nothing_has(load: Load, options: dict[str, Any]) -> None:
+def test_what_nothing_has(load: Load, options: dict[str, Any]) -> None:
     assert refused(load, train(5, host_bound=True).records, **options)

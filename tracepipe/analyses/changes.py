@@ -104,12 +104,18 @@ Named = tuple[str, Changes]
 
 
 def asked(
-    subjects: Sequence[Subject], without: Iterable[str], faster: Iterable[str], *, free: bool
+    subjects: Sequence[Subject],
+    without: Iterable[str],
+    faster: Iterable[str],
+    others: Iterable[Named],
+    *,
+    free: bool,
 ) -> Named | None:
-    """All changes that options describe, as one; None without any. Raises TracepipeError for a name that
-    nothing has.
+    """All changes that options describe, and others, as one; None without any. Raises TracepipeError for a
+    name that nothing has.
     """
-    found = [without_named(subjects, pattern) for pattern in without]
+    found = [*others]
+    found += [without_named(subjects, pattern) for pattern in without]
     for text in faster:
         pattern, _, factor = text.rpartition("=")
         try:
@@ -207,7 +213,10 @@ def together(some: Changes, others: Changes) -> Changes:
             dropped = other.dropped if dropped is None else dropped | other.dropped
         if other.left is not None:
             left = other.left if left is None else left * other.left
-        both[number] = Change(removed, dropped, left)
+        # Only one of them has times of its own.
+        host_ns = other.host_ns if one.host_ns is None else one.host_ns
+        work_ns = other.work_ns if one.work_ns is None else one.work_ns
+        both[number] = Change(removed, dropped, left, host_ns, work_ns)
     return both
 
 

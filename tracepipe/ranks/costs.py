@@ -75,26 +75,29 @@ class Costs:
         """By how much each step gets shorter if a rank's time of COMPARED is as that of its peers. Shape
         `(steps,)`.
         """
+        return self.replay.saved_ns({self.place[rank]: self.as_peers(rank, [name], peers)})
+
+    def as_peers(self, rank: int, names: Sequence[str], peers: Sequence[int]) -> Change:
+        """The change by which some of a rank's times of COMPARED are as those of its peers."""
         at, others = self.place[rank], [self.place[one] for one in peers if one in self.place]
-        one, own_ns = self.programs.programs[at], self.times_ns(at, name)
-        found_ns = own_ns.copy()
-        theirs = {other: (self.times_ns(other, name), _bounds(self, other)) for other in set(others)}
-        first = _bounds(self, at)
-        for step in range(len(one.numbers)):
-            turn = _STRIDE * (step + 1)
-            other = others[turn % len(others)]
-            of_peer, bounds = theirs[other]
-            there = (step + 1 + turn // len(others)) % max(len(bounds) - 1, 1)
-            mine, its = slice(*first[step : step + 2]), slice(*bounds[there : there + 2])
-            its_ns = of_peer[its]
-            if name == "compute_ns":
-                ratio = self.replay.speeds[at] / self.replay.speeds[other]
-                its_ns = (its_ns * min(max(ratio, 1 / _SPEED_MOST), _SPEED_MOST)).astype(np.int64)
-            found_ns[mine] = self._as_its(at, mine, own_ns[mine], other, its, its_ns)
-        if name in _OF_WORK:
-            alone_ns = self.replay.alone_ns[self.replay.rows(at)]
-            return self.replay.saved_ns({at: Change(work_ns=alone_ns + found_ns - own_ns)})
-        return self.replay.saved_ns({at: Change(host_ns=one.call_ns - one.from_ns + found_ns - own_ns)})
+        one, first = self.programs.programs[at], _bounds(self, at)
+        work_ns, host_ns = self.replay.alone_ns[self.replay.rows(at)].copy(), one.call_ns - one.from_ns
+        for name in names:
+            own_ns, changed_ns = self.times_ns(at, name), work_ns if name in _OF_WORK else host_ns
+            theirs = {other: (self.times_ns(other, name), _bounds(self, other)) for other in set(others)}
+            for step in range(len(one.numbers)):
+                turn = _STRIDE * (step + 1)
+                other = others[turn % len(others)]
+                of_peer, bounds = theirs[other]
+                there = (step + 1 + turn // len(others)) % max(len(bounds) - 1, 1)
+                mine, its = slice(*first[step : step + 2]), slice(*bounds[there : there + 2])
+                its_ns = of_peer[its]
+                if name == "compute_ns":
+                    ratio = self.replay.speeds[at] / self.replay.speeds[other]
+                    its_ns = (its_ns * min(max(ratio, 1 / _SPEED_MOST), _SPEED_MOST)).astype(np.int64)
+                found_ns = self._as_its(at, mine, own_ns[mine], other, its, its_ns)
+                changed_ns[mine] += found_ns - own_ns[mine]
+        return Change(host_ns=host_ns, work_ns=work_ns)
 
     def saved_by_links_ns(self, faster: Mapping[tuple[str, str], float]) -> Int64s:
         """By how much each step gets shorter if of the transfers of some operations and process groups only a

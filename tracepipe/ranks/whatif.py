@@ -6,15 +6,18 @@ from collections import Counter
 from functools import partial
 from typing import Any, Final
 
-from tracepipe.analyses.changes import Matches, Most
+from tracepipe.analyses.changes import Matches, Most, Named
 from tracepipe.analyses.idle_places import is_operator
 from tracepipe.analyses.program import Program
 from tracepipe.analyses.steps import is_step
 from tracepipe.dataset.places import Dataset, asking
+from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Bools
 from tracepipe.event.intervals import Stretches
 from tracepipe.libraries import np
+from tracepipe.ranks.engine import rows
 from tracepipe.ranks.job import Job
+from tracepipe.ranks.queries import COMPARED
 from tracepipe.reports.report import Result
 from tracepipe.reports.whatif import Options, answer
 
@@ -35,7 +38,8 @@ def whatif(job: Job, options: Options) -> Result:
     programs = job.costs.programs
     both = zip(programs.ranks, programs.programs, strict=True)
     members = [Member(job.dataset, job.hosts[rank], rank, one) for rank, one in both]
-    return answer(members, job.costs.replay, partial(_most, members), options)
+    others = [] if options.like_peers is None else [_like_peers(job, options.like_peers)]
+    return answer(members, job.costs.replay, partial(_most, members), options, others, programs.ranks)
 
 
 class Member:
@@ -75,6 +79,19 @@ class Member:
     def _names(self, layer: str, which: str, matches: Matches) -> list[str]:
         sql = f"select distinct name from part where {which} and name is not null"
         return [name for (name,) in self.rows(layer, sql) if matches(name)]
+
+
+def _like_peers(job: Job, rank: int) -> Named:
+    """The change by which a rank does as its peers: on its GPU, on the host, loading data and copying."""
+    place, costs = dict(rows(job.ranks, "rank", "behaviour")), job.costs
+    if rank not in costs.place:
+        raise TracepipeError(f"There is no rank {rank}.", "ranks --top 0 lists the ranks.")
+    peers = [one for one in costs.place if one != rank and place.get(one) == place[rank]]
+    if not peers:
+        raise TracepipeError(
+            f"No other rank does the same work as rank {rank}.", "ranks lists the ranks that do."
+        )
+    return f"rank {rank} as its peers", {costs.place[rank]: costs.as_peers(rank, COMPARED, peers)}
 
 
 def _most(members: list[Member]) -> Most:

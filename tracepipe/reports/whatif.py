@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import numpy as np
 
-from tracepipe.analyses.changes import Changes, Most, Recorded, Subject, asked, candidates
+from tracepipe.analyses.changes import Changes, Most, Named, Recorded, Subject, asked, candidates
 from tracepipe.analyses.distribution import median_within
-from tracepipe.analyses.replay import Replay
+from tracepipe.analyses.gpu_work import PURPOSES
+from tracepipe.analyses.replay import WORKS, Replay
+from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
@@ -24,6 +27,10 @@ from tracepipe.units import duration_text
 _HOST_BOUND: Final = 0.5
 _HOST_ERROR: Final = 0.1
 _BLOCKS: Final = 8
+# Of how many steps the critical path is followed, and how much of it is shown.
+_PATHS_MOST: Final = 16
+_SHOWN: Final = 4
+_DOES: Final = dict(zip(range(len(PURPOSES)), PURPOSES, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +48,37 @@ class Options:
     launches: Annotated[
         str, Option("Launches that take the host no time, as in a CUDA graph.", choices=("recorded", "free"))
     ] = "recorded"
+    like_peers: Annotated[
+        int | None,
+        Option("Have this rank do as those that do the same work; of a folder or a dataset.", "RANK"),
+    ] = None
     top: Annotated[int, Option("Show the N changes that save most; 0: all.", "N")] = 10
 
 
 def run(run: Run, options: Options) -> Result:
     """The length of the steps with a change, or with each of many changes."""
+    if options.like_peers is not None:
+        raise TracepipeError("A recording alone has no peers.", "Name a folder of recordings, or a dataset.")
     subject = Recorded(run)
     return answer([subject], Replay([subject.program]), subject.most, options)
 
 
-def answer(subjects: Sequence[Subject], replay: Replay, most: Callable[[], Most], options: Options) -> Result:
-    """The answer for the ranks of a job. `most` returns the names that are tried where no change is asked."""
+def answer(
+    subjects: Sequence[Subject],
+    replay: Replay,
+    most: Callable[[], Most],
+    options: Options,
+    others: Iterable[Named] = (),
+    ranks: Sequence[int] = (),
+) -> Result:
+    """The answer for the ranks of a job. `most` returns the names that are tried where no change is asked.
+    `others` are changes besides those that the options describe, and `ranks` the numbers of the ranks.
+    """
     replay.refuse_what_is_not_known()
     result = Result("WHAT IF")
     given = ([one] if isinstance(one, str) else one for one in (options.without, options.faster))
     without, faster = ([name for name in names if name] for names in given)
-    change = asked(subjects, without, faster, free=options.launches == "free")
+    change = asked(subjects, without, faster, others, free=options.launches == "free")
     changes = [change] if change else [*candidates(subjects, most())]
     rows = [_row(replay, *one) for one in changes]
     if not change:
@@ -78,6 +100,8 @@ def answer(subjects: Sequence[Subject], replay: Replay, most: Callable[[], Most]
     result.parts.append(
         Table("changes", "The steps, replayed", columns, rows, note, empty="Nothing to change.")
     )
+    if change:
+        result.notes.append(_path(replay, change[1], ranks))
     recorded_ns = replay.steps_ns(replay.recorded_ns)
     median = duration_text(float(np.median(recorded_ns)))
     result.notes.append(
@@ -107,6 +131,21 @@ def _row(replay: Replay, name: str, changes: Changes) -> tuple[Any, ...]:
         name, round(step_ns), int(is_own.sum()), round(new_ns), 100 * saves_ns / step_ns, saves_ns,
         round(min(low_ns, saves_ns) - error_ns), round(max(high_ns, saves_ns) + error_ns),
     )  # fmt: skip
+
+
+def _path(replay: Replay, changes: Changes, ranks: Sequence[int]) -> str:
+    """What is on the critical path then, of some of the steps that a change concerns."""
+    steps, timeline = np.flatnonzero(replay.concerned(changes)), replay.run(changes)
+    spent = Counter[str]()
+    for step in steps[:: -(-len(steps) // _PATHS_MOST) or 1].tolist():
+        for piece in replay.path(timeline, step):
+            what = piece.what
+            if what == WORKS:
+                what = _DOES[int(replay.programs[piece.number].what[piece.row])]
+            spent[f"rank {ranks[piece.number]} {what}" if len(ranks) > 1 else what] += piece.ns
+    shares = ((what, round(100 * ns / spent.total())) for what, ns in spent.most_common(_SHOWN) if ns)
+    most = ", ".join(f"{what} {share}%" for what, share in shares if share)
+    return f"the critical path then: {most or 'not known'}"
 
 
 def _drift_ns(recorded_ns: Int64s, is_own: Bools) -> float:
