@@ -47,6 +47,8 @@ def test_of_all_ranks(case: str, off: float, tmp_path: Path) -> None:
     assert {f"without extra-{extra}" for extra in EXTRAS} <= {one["change"] for one in every}
     (row,) = made("whatif", dataset, faster="nvjet*=1")["changes"]
     assert row["steps"] == 0
+    (row,) = made("whatif", dataset, fuse="CUDAFunctor_add, vectorized_layer_norm_kernel")["changes"]
+    assert (row["steps"], row["saves_ns"] >= 0) == (6, True)
     for options, message in (({"without": "no*"}, "No range"), ({"like_peers": 7}, "no rank 7")):
         with pytest.raises(TracepipeError, match=message):
             made("whatif", dataset, **options)

@@ -74,6 +74,9 @@ def train(seed: int, *, host_bound: bool, extra: str = "", faster: float = 1, fr
                     program.until += 200_000
                 elif extra == "sync":
                     program.wait("cudaDeviceSynchronize")
+                elif extra == "fused":
+                    program.compute(20_000)
+                    program.launch("extra", 20 * 1_500)
                 else:
                     for _ in range(20):
                         program.compute(1_000)
@@ -121,6 +124,14 @@ def test_faster_kernels_and_free_launches(load: Load, host_bound: bool) -> None:
     assert median_ns(program) - found["saves_ns"] == pytest.approx(truth, rel=0.02)
     (found,) = changes(train(2, host_bound=host_bound, extra="sync"), load, without="cudaDeviceSynchronize")
     assert found["new_ns"] == pytest.approx(median_ns(program), rel=0.02)
+
+
+@pytest.mark.parametrize("host_bound", [False, True], ids=["GPU-bound", "host-bound"])
+def test_a_chain_that_is_one_kernel(load: Load, host_bound: bool) -> None:
+    (found,) = changes(train(7, host_bound=host_bound, extra="small"), load, fuse="ext*, extra ×18, extra")
+    truth = median_ns(train(7, host_bound=host_bound, extra="fused"))
+    assert found["steps"] == STEPS
+    assert found["new_ns"] == pytest.approx(truth, rel=0.01)
 
 
 def test_warps_of_launches_without_kernels_are_work_too(load: Load) -> None:
@@ -178,7 +189,14 @@ def test_what_cannot_be_replayed_is_refused(load: Load) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"like_peers": 0}, {"without": "no*"}, {"faster": "no=2"}, {"faster": "gemm=0"}, {"faster": "gemm"}],
+    [
+        {"like_peers": 0},
+        {"without": "no*"},
+        {"faster": "no=2"},
+        {"faster": "gemm=0"},
+        {"faster": "gemm"},
+        {"fuse": "extra ×20"},
+    ],
     ids=str,
 )
 def test_what_nothing_has(load: Load, options: dict[str, Any]) -> None:

@@ -20,9 +20,9 @@ from tracepipe.analyses.replay import Change
 from tracepipe.analyses.steps import is_step, steps_of
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Bools
-from tracepipe.event.groups import number_rows
+from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.intervals import Stretches
-from tracepipe.kernel_names import kernel_title
+from tracepipe.kernel_names import applied_function, kernel_title
 from tracepipe.store.run import Run
 from tracepipe.store.schema import SPAN
 
@@ -107,6 +107,7 @@ def asked(
     subjects: Sequence[Subject],
     without: Iterable[str],
     faster: Iterable[str],
+    chains: Iterable[str],
     others: Iterable[Named],
     *,
     free: bool,
@@ -125,6 +126,7 @@ def asked(
         if not pattern or not 0 < times < math.inf:
             raise TracepipeError(f"{text!r} is not KERNEL=N.", "Write 'gemm*=2'.")
         found.append(faster_kernels(subjects, pattern, times))
+    found += [fused(subjects, chain) for chain in chains]
     if free:
         found.append(free_launches(subjects))
     if not found:
@@ -145,11 +147,7 @@ def without_named(subjects: Sequence[Subject], pattern: str) -> Named:
     for number, subject in enumerate(subjects):
         dropped = subject.kernels(_of_kernel(pattern))
         if dropped.any():
-            # A launch of other kernels too, such as that of a graph, is still made.
-            one = subject.program
-            of, _ = number_rows(one.call_ns)
-            gone = (np.bincount(of, ~dropped) == 0)[of]
-            changes[number] = Change(Stretches(one.call_ns[gone], one.called_ns[gone]), dropped=dropped)
+            changes[number] = Change(_launches_of(subject.program, dropped), dropped=dropped)
     if not changes:
         raise TracepipeError(
             f"No range, call or kernel is called {pattern}.", "whatif without options lists some."
@@ -176,6 +174,41 @@ def faster_kernels(subjects: Sequence[Subject], pattern: str, times: float) -> N
     if not changes:
         raise TracepipeError(f"No kernel is called {pattern}.", "summary --all lists the kernels.")
     return f"{pattern} {times:g} times as fast", changes
+
+
+def fused(subjects: Sequence[Subject], chain: str) -> Named:
+    """The change that makes each occurrence of a chain of kernels one kernel, as long as all of them, with
+    the first launch alone. A chain is written as `gaps` does: `fill ×4, add`.
+    """
+    names = list[str]()
+    # A comma in the arguments of a template is part of the name.
+    for text in re.split(r", (?![^<]*>)", chain):
+        repeated = re.fullmatch(r"(.*) ×([1-9]\d{0,3})", text)
+        names += [text] if repeated is None else [repeated[1]] * int(repeated[2])
+    changes = {}
+    for number, subject in enumerate(subjects):
+        one, count = subject.program, len(names)
+        flags = {name: subject.kernels(_of_kernel(name)) for name in names}
+        dropped, left = np.zeros(len(one), np.bool_), np.ones(len(one))
+        for stream, own in RowsByNumber(one.stream):
+            places = len(own) - count + 1
+            if stream == NONE or places < 1:
+                continue
+            found = np.logical_and.reduce(
+                [flags[name][own[at : at + places]] for at, name in enumerate(names)]
+            )
+            free = 0
+            for at in np.flatnonzero(found).tolist():
+                if at >= free:
+                    free, some = at + count, own[at : at + count]
+                    lengths_ns = one.end_ns[some] - one.start_ns[some]
+                    left[some[0]] = lengths_ns.sum() / max(int(lengths_ns[0]), 1)
+                    dropped[some[1:]] = True
+        if dropped.any():
+            changes[number] = Change(_launches_of(one, dropped), dropped=dropped, left=left)
+    if not changes:
+        raise TracepipeError(f"No kernels follow each other as {chain}.", "gaps lists chains of kernels.")
+    return f"{chain} fused", changes
 
 
 def free_launches(subjects: Sequence[Subject]) -> Named:
@@ -226,8 +259,22 @@ def escaped(name: str) -> str:
 
 
 def _of_kernel(pattern: str) -> Matches:
-    """Whether the whole name of a kernel matches, or the one that is shown."""
-    return lambda name: fnmatchcase(name, pattern) or fnmatchcase(kernel_title(name), pattern)
+    """Whether the whole name of a kernel matches, or one that is shown."""
+
+    def matches(name: str) -> bool:
+        title = kernel_title(name)
+        function = applied_function(title)
+        shown = (name, title, function, function.partition("<")[0])
+        return any(fnmatchcase(one, pattern) for one in shown)
+
+    return matches
+
+
+def _launches_of(one: Program, dropped: Bools) -> Stretches:
+    """When the launches run that launch nothing else: that of a graph is still made for others."""
+    of, _ = number_rows(one.call_ns)
+    gone = (np.bincount(of, ~dropped) == 0)[of]
+    return Stretches(one.call_ns[gone], one.called_ns[gone])
 
 
 def _begin_in(one: Program, removed: Stretches) -> Bools:

@@ -45,6 +45,10 @@ class Options:
         str | Sequence[str],
         Option("Make the kernels of this name, a shell pattern, N times as fast.", "KERNEL=N", repeats=True),
     ] = ()
+    fuse: Annotated[
+        str | Sequence[str],
+        Option("Make one kernel of each chain like this one, which gaps lists.", "CHAIN", repeats=True),
+    ] = ()
     launches: Annotated[
         str, Option("Launches that take the host no time, as in a CUDA graph.", choices=("recorded", "free"))
     ] = "recorded"
@@ -76,9 +80,11 @@ def answer(
     """
     replay.refuse_what_is_not_known()
     result = Result("WHAT IF")
-    given = ([one] if isinstance(one, str) else one for one in (options.without, options.faster))
-    without, faster = ([name for name in names if name] for names in given)
-    change = asked(subjects, without, faster, others, free=options.launches == "free")
+    given = (
+        [one] if isinstance(one, str) else one for one in (options.without, options.faster, options.fuse)
+    )
+    without, faster, chains = ([name for name in names if name] for names in given)
+    change = asked(subjects, without, faster, chains, others, free=options.launches == "free")
     changes = [change] if change else [*candidates(subjects, most())]
     rows = [_row(replay, *one) for one in changes]
     if not change:
