@@ -20,8 +20,10 @@ from tracepipe.native.signatures import Graph
 PLAIN, SLOWED, COMMUNICATES, COMES, LEAVES = range(5)
 """What a node is on its GPU: nothing of these; work that communication slows; work that communicates; the
 begin of a rank's part in a collective, and its end."""
-_LEAST: Final = -(1 << 63)
+_FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 _BEGINS, _ENDS = range(2)
+# A GPU runs so many kernels at once. More of them, which no GPU has, are as long as if nothing communicated.
+_RUNNING_MOST: Final = 128
 
 
 class WaitingGraph(NamedTuple):
@@ -57,14 +59,14 @@ def _find_times(graph: WaitingGraph, begins_ns: Int64s, ends_ns: Int64s) -> int:
     """`tp_replay` of the native core in Python."""
     first, target, lag, weight, waits, role, gpu = (column.tolist() for column in graph[:-1])
     slow, nodes = graph.slow.tolist(), len(weight)
-    begin, end = [_LEAST if count else 0 for count in waits], [0] * nodes
+    begin, end = [_FIRST if count else 0 for count in waits], [0] * nodes
     ready, due = list[int](), list[tuple[int, int, int]]()
     active, running = Counter[int](), dict[int, list[int]]()
     since, rest = dict[int, int](), dict[int, float]()
 
     def start(node: int) -> None:
         if role[node] == PLAIN:
-            end[node] = begin[node] + weight[node]
+            end[node] = _later(begin[node], weight[node])
             ready.append(node)
         else:
             heappush(due, (begin[node], node, _BEGINS))
@@ -74,7 +76,7 @@ def _find_times(graph: WaitingGraph, begins_ns: Int64s, ends_ns: Int64s) -> int:
 
     def plan_end(node: int, ts_ns: int) -> None:
         since[node] = ts_ns
-        end[node] = ts_ns + int(rest[node] / speed(node) + 0.5)
+        end[node] = _later(ts_ns, min(int(rest[node] / speed(node) + 0.5), _LAST))
         heappush(due, (end[node], node, _ENDS))
 
     def communicate(on: int, ts_ns: int, more: int) -> None:
@@ -83,7 +85,7 @@ def _find_times(graph: WaitingGraph, begins_ns: Int64s, ends_ns: Int64s) -> int:
             active[on] += more
             return
         for node in own:
-            rest[node] -= (ts_ns - since[node]) * speed(node)
+            rest[node] = max(rest[node] - (float(ts_ns) - float(since[node])) * speed(node), 0.0)
         active[on] += more
         for node in own:
             plan_end(node, ts_ns)
@@ -94,12 +96,15 @@ def _find_times(graph: WaitingGraph, begins_ns: Int64s, ends_ns: Int64s) -> int:
             if ts_ns == end[node] and node in own:  # else it was planned anew
                 own.remove(node)
                 ready.append(node)
+        elif role[node] == SLOWED and len(own) == _RUNNING_MOST:
+            end[node] = _later(ts_ns, weight[node])
+            ready.append(node)
         elif role[node] == SLOWED:
             rest[node] = float(weight[node])
             own.insert(0, node)
             plan_end(node, ts_ns)
         elif role[node] == COMMUNICATES and what == _BEGINS:
-            end[node] = ts_ns + weight[node]
+            end[node] = _later(ts_ns, weight[node])
             communicate(gpu[node], ts_ns, 1)
             heappush(due, (end[node], node, _ENDS))
         else:
@@ -119,9 +124,14 @@ def _find_times(graph: WaitingGraph, begins_ns: Int64s, ends_ns: Int64s) -> int:
         done += 1
         for edge in range(first[node], first[node + 1]):
             after = target[edge]
-            begin[after] = max(begin[after], end[node] + lag[edge])
+            begin[after] = max(begin[after], _later(end[node], lag[edge]))
             waits[after] -= 1
             if not waits[after]:
                 start(after)
     begins_ns[:], ends_ns[:] = begin, end
     return done
+
+
+def _later(ts_ns: int, ns: int) -> int:
+    """A time and so many ns later, the first or the last one where there is none so early or late."""
+    return min(max(ts_ns + ns, _FIRST), _LAST)

@@ -7,6 +7,8 @@
 
 enum { PLAIN, SLOWED, COMMUNICATES, COMES, LEAVES };
 enum { BEGINS, ENDS };
+/* A GPU runs so many kernels at once. More of them, which no GPU has, are as long as if nothing communicated. */
+enum { RUNNING_MOST = 128 };
 
 /* `first` has, for each node and past the last, the first of its edges, which lead to the nodes `target`, `lag` later.
  * A node lasts for `weight`; `waits` is how many edges lead to it. `role` says what it is on its `gpu`, and `slow` by
@@ -34,10 +36,19 @@ typedef struct {
     tp_due *due;
     int64_t due_count, due_room;
     int32_t *running, *next, *previous; /* the slowed work of each GPU, as a list */
-    int32_t *active;                    /* what communicates on each GPU */
+    int32_t *count, *active;            /* how long it is, and how much communicates on each GPU */
     int64_t *since;                     /* when the rest of each node's work was reckoned */
     double *rest;
 } tp_replaying;
+
+/* A time and so many ns later, the first or the last one where there is none so early or late. */
+static int64_t later(int64_t ts, int64_t ns)
+{
+    int64_t sum;
+    if (__builtin_add_overflow(ts, ns, &sum))
+        return ns < 0 ? INT64_MIN : INT64_MAX;
+    return sum;
+}
 
 static int sooner(const tp_due *a, const tp_due *b)
 {
@@ -81,8 +92,9 @@ static double speed(const tp_replaying *r, int32_t node)
 
 static int plan_end(tp_replaying *r, int32_t node, int64_t ts)
 {
+    double ns = r->rest[node] / speed(r, node) + 0.5;
     r->since[node] = ts;
-    r->end[node] = ts + (int64_t)(r->rest[node] / speed(r, node) + 0.5);
+    r->end[node] = later(ts, ns < 0x1p63 ? (int64_t)ns : INT64_MAX);
     return put(r, r->end[node], node, ENDS);
 }
 
@@ -94,8 +106,10 @@ static int communicate(tp_replaying *r, int32_t gpu, int64_t ts, int more)
         r->active[gpu] = after;
         return 0;
     }
-    for (int32_t node = r->running[gpu]; node >= 0; node = r->next[node])
-        r->rest[node] -= (double)(ts - r->since[node]) * speed(r, node);
+    for (int32_t node = r->running[gpu]; node >= 0; node = r->next[node]) {
+        double rest = r->rest[node] - ((double)ts - (double)r->since[node]) * speed(r, node);
+        r->rest[node] = rest > 0 ? rest : 0;
+    }
     r->active[gpu] = after;
     for (int32_t node = r->running[gpu]; node >= 0; node = r->next[node])
         if (plan_end(r, node, ts))
@@ -108,7 +122,7 @@ static int start(tp_replaying *r, int32_t node)
 {
     const tp_graph *g = r->g;
     if (g->role[node] == PLAIN) {
-        r->end[node] = r->begin[node] + g->weight[node];
+        r->end[node] = later(r->begin[node], g->weight[node]);
         r->ready[r->ready_count++] = node;
         return 0;
     }
@@ -131,10 +145,17 @@ static int happen(tp_replaying *r, tp_due one)
         if (next >= 0)
             r->previous[next] = previous;
         r->previous[node] = -2;
+        r->count[gpu]--;
+        r->ready[r->ready_count++] = node;
+        return 0;
+    }
+    if (role == SLOWED && r->count[gpu] == RUNNING_MOST) {
+        r->end[node] = later(one.ts, g->weight[node]);
         r->ready[r->ready_count++] = node;
         return 0;
     }
     if (role == SLOWED) {
+        r->count[gpu]++;
         r->rest[node] = (double)g->weight[node];
         r->next[node] = r->running[gpu];
         r->previous[node] = -1;
@@ -144,7 +165,7 @@ static int happen(tp_replaying *r, tp_due one)
         return plan_end(r, node, one.ts);
     }
     if (role == COMMUNICATES && one.what == BEGINS) {
-        r->end[node] = one.ts + g->weight[node];
+        r->end[node] = later(one.ts, g->weight[node]);
         return communicate(r, gpu, one.ts, 1) || put(r, r->end[node], node, ENDS) ? TP_NO_MEMORY : 0;
     }
     r->end[node] = one.ts;
@@ -171,7 +192,7 @@ static int replay(tp_replaying *r, int64_t nodes)
         r->done++;
         for (int32_t edge = g->first[node]; edge < g->first[node + 1]; edge++) {
             int32_t target = g->target[edge];
-            int64_t ts = r->end[node] + g->lag[edge];
+            int64_t ts = later(r->end[node], g->lag[edge]);
             if (ts > r->begin[target])
                 r->begin[target] = ts;
             if (!--r->left[target] && start(r, target))
@@ -190,13 +211,14 @@ TP_EXPORT int64_t tp_replay(const tp_graph *g, int64_t nodes, int64_t gpus, int6
     r.left = malloc(n * sizeof *r.left);
     r.ready = malloc(n * sizeof *r.ready);
     r.running = malloc(of_gpus * sizeof *r.running);
+    r.count = calloc(of_gpus, sizeof *r.count);
     r.active = calloc(of_gpus, sizeof *r.active);
     r.next = malloc(n * sizeof *r.next);
     r.previous = malloc(n * sizeof *r.previous);
     r.since = malloc(n * sizeof *r.since);
     r.rest = malloc(n * sizeof *r.rest);
     int64_t found = TP_NO_MEMORY;
-    if (r.left && r.ready && r.running && r.active && r.next && r.previous && r.since && r.rest) {
+    if (r.left && r.ready && r.running && r.count && r.active && r.next && r.previous && r.since && r.rest) {
         for (int64_t gpu = 0; gpu < gpus; gpu++)
             r.running[gpu] = -1;
         found = replay(&r, nodes) ? TP_NO_MEMORY : r.done;
@@ -204,6 +226,7 @@ TP_EXPORT int64_t tp_replay(const tp_graph *g, int64_t nodes, int64_t gpus, int6
     free(r.left);
     free(r.ready);
     free(r.running);
+    free(r.count);
     free(r.active);
     free(r.next);
     free(r.previous);
