@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 LATENCY_NS, GAP_NS, RETURN_NS, CALL_NS, SHORT_NS = 4_000, 1_000, 6_000, 3_000, 1_000
-_NEVER = 1 << 62
+_NEVER, _EPOCH_NS = 1 << 62, 1_795_000_000_000_000_000
 
 
 class Do(NamedTuple):
@@ -81,7 +82,7 @@ class Machines:
         for rank in self.ranks:
             header = {
                 "type": "header", "schema": "tracepipe/1", "host": "vm", "clock": "monotonic",
-                "clocks": ["monotonic"], "start": {"monotonic_ns": 1_000, "realtime_ns": 1_795_000_000_000_000_000},
+                "clocks": ["monotonic"], "start": {"monotonic_ns": 1_000, "realtime_ns": _EPOCH_NS},
                 "rank": rank.number, "world_size": len(self.ranks),
             }  # fmt: skip
             lines = [header, *sorted(rank.records, key=lambda one: one["ts_ns"])]
@@ -90,13 +91,13 @@ class Machines:
         return folder
 
     def steps_ns(self) -> list[float]:
-        """The mean over the ranks of each step, from its begin to the next one's, and of the last to its end."""
+        """The mean over the ranks of each step, from its begin to the next one."""
         found = []
         for rank in self.ranks:
             steps = [one for one in rank.records if one["type"] == "annotation" and one["name"][:4] == "step"]
             steps.sort(key=lambda one: one["ts_ns"])
             begins_ns = [one["ts_ns"] for one in steps] + [steps[-1]["ts_ns"] + steps[-1]["dur_ns"]]
-            found.append([b - a for a, b in zip(begins_ns, begins_ns[1:], strict=False)])
+            found.append([b - a for a, b in pairwise(begins_ns)])
         return [sum(ns) / len(ns) for ns in zip(*found, strict=True)]
 
     def _due(self, rank: _Rank) -> int:

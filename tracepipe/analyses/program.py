@@ -125,7 +125,7 @@ def _of_calls(run: Run, work: Work, steps: Steps) -> Program:
     rows = acting_calls(run)
     # Other threads, such as watchdogs and those that load data, ask nothing of the GPU.
     asking = np.append(threads[calls.shape[work.call[work.call != NONE]]], steps.thread)
-    rows = rows[np.isin(threads[calls.shape[rows]], asking)]
+    rows = rows[np.isin(threads[calls.shape[rows]], asking) & (len(work) > 0)]
     starts_ns, ends_ns = calls.start_ns[rows], calls.end_ns[rows]
     call_of_work = given_around(run, rows, work.call)
     found = dependencies_of(run, work, rows)
@@ -147,8 +147,7 @@ def _of_calls(run: Run, work: Work, steps: Steps) -> Program:
     # The host comes to the first call from the begin of the first step, if that was before.
     from_ns = np.append(np.minimum(called_ns[:1], steps.start_ns[:1]), left_ns[:-1])
     stream = np.where(is_wait, NONE, _streams(run, work)[at_work])
-    step = np.searchsorted(steps.start_ns, called_ns, "right") - 1
-    step[called_ns >= steps.end_ns[-1]] = NONE
+    step = _step_of(steps, called_ns)
     key = np.where(is_wait, _call_keys(run, rows[call]), _keys(run, work)[at_work])
     first = np.searchsorted(call, np.arange(len(rows) + 1))
     last = _LastOn(stream)
@@ -224,8 +223,7 @@ def _of_work_alone(run: Run, work: Work, steps: Steps) -> Program:
     called_ns[is_wait], ended_ns[is_wait] = begun_ns[waits], ends_ns[after]
     left_ns = np.where(is_wait, ended_ns, called_ns)
     stream = np.where(is_wait, NONE, _streams(run, work)[order[at]])
-    step = np.searchsorted(steps.start_ns, called_ns, "right") - 1
-    step[called_ns >= steps.end_ns[-1]] = NONE
+    step = _step_of(steps, called_ns)
     key = np.where(is_wait, NONE, _keys(run, work)[order[at]])
     what = np.where(is_wait, WAIT, kinds_of(run, work)[order[at]]).astype(np.uint8)
     return Program(
@@ -377,6 +375,13 @@ def _begins_ns(run: Run, work: Work, steps: Steps) -> Int64s | None:
     if run_far_ahead(run, work, steps):
         return None
     return np.append(steps.start_ns, steps.end_ns[-1:])
+
+
+def _step_of(steps: Steps, called_ns: Int64s) -> Int64s:
+    """The index of the step in which each call is, NONE before and after them. Shape `(calls,)`."""
+    found = np.searchsorted(steps.start_ns, called_ns, "right") - 1
+    found[called_ns >= steps.end_ns[-1]] = NONE
+    return found
 
 
 def _first_query_ns(what: Ints, starts_ns: Int64s) -> Int64s:

@@ -26,7 +26,7 @@ from tracepipe.analyses.program import GPUS, LAUNCHES, QUEUE, THREADS, TYPICAL, 
 from tracepipe.analyses.waiting_graph import COMES, COMMUNICATES, LEAVES, SLOWED, WaitingGraph
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Bools, Bytes, Floats, Int32s, Int64s, Ints
-from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
 from tracepipe.event.intervals import Stretches
 
 # If a stream is idle for longer between two kernels, the second one waited for its launch.
@@ -139,8 +139,7 @@ class Replay:
         self.what: Bytes = self._joined("what").astype(np.uint8)
         lengths_ns = self._joined("end_ns") - self._joined("start_ns")
         self._slowed, self.alone_ns, self.unmeasured = self._interference(lengths_ns)
-        numbers = reduce(np.intersect1d, [one.numbers for one in programs])
-        self.common = [np.flatnonzero(np.isin(one.numbers, numbers)) for one in programs]
+        self.common = _common([one.numbers for one in programs])
         """The steps of each program that all programs have."""
         self._main = np.concatenate([_on_main_stream(one) for one in programs])
         self._build(lengths_ns)
@@ -150,11 +149,16 @@ class Replay:
         """How long the steps of each program were. Shapes `(steps,)`."""
         self.hidden = max(self._hidden, default=0.0)
         """The largest share of a program's time for which work waits for something that was not recorded."""
-        self.unchanged = self.run()
-        self.unchanged_ns = self._lengths(self.unchanged)
-        """How long the steps of each program are, replayed without a change. Shapes `(steps,)`."""
-        self.error = self._error()
-        """By what share the unchanged steps come out too long, in the median."""
+
+    @cached_property
+    def unchanged(self) -> Timeline:
+        """The replay without a change. Raises TracepipeError where some work waits for itself."""
+        return self.run()
+
+    @cached_property
+    def unchanged_ns(self) -> list[Int64s]:
+        """How long the steps of each program are then. Shapes `(steps,)`."""
+        return self._lengths(self.unchanged)
 
     @property
     def idle(self) -> float:
@@ -169,7 +173,11 @@ class Replay:
                 whole_ns += int((last_ns - first_ns)[0])
         return idle_ns / max(whole_ns, 1)
 
-    def _error(self) -> float:
+    @cached_property
+    def error(self) -> float:
+        """By what share the unchanged steps come out too long, in the median."""
+        if not len(self.common[0]):
+            return 0.0
         recorded_ns, found_ns = (
             float(np.median(self.steps_ns(some))) for some in (self.recorded_ns, self.unchanged_ns)
         )
@@ -514,6 +522,18 @@ class Replay:
         times_ns: Int64s = then_ns[row] - (call_ns[row] - np.maximum(one.begins_ns, from_ns[row]))
         nodes = np.where(row < len(one), 2 * (base + row), 2 * (base + len(one) - 1) + is_wait)
         return times_ns, nodes
+
+
+def _common(numbers: Sequence[Int64s]) -> list[Int64s]:
+    """The indices of the steps that all programs have, by the number and by how many steps before it have the
+    same one, in the order of the first program.
+    """
+    keys, _ = number_rows(np.concatenate(numbers), np.concatenate([count_earlier(one) for one in numbers]))
+    own = np.split(keys, np.cumsum([len(one) for one in numbers])[:-1])
+    every = reduce(np.intersect1d, own)
+    found = [np.intersect1d(one, every, return_indices=True)[1] for one in own]
+    order = np.argsort(found[0])
+    return [one[order] for one in found]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

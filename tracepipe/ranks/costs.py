@@ -68,13 +68,15 @@ class Costs:
                 ).astype(np.int64)
                 columns[name][row] = steps_ns.sum()
                 columns[us][row] = (steps_ns // 1_000).sum()
-                columns[us2][row] = ((steps_ns // 1_000) ** 2).sum()
+                columns[us2][row] = ((steps_ns // 1_000).astype(np.float64) ** 2).sum()
         return columns
 
     def saved_ns(self, rank: int, name: str, peers: Sequence[int]) -> Int64s:
         """By how much each step gets shorter if a rank's time of COMPARED is as that of its peers. Shape
-        `(steps,)`.
+        `(steps,)`, without any where the rank or its peers have no program.
         """
+        if rank not in self.place or not any(one in self.place for one in peers):
+            return np.zeros(0, np.int64)
         return self.replay.saved_ns({self.place[rank]: self.as_peers(rank, [name], peers)})
 
     def as_peers(self, rank: int, names: Sequence[str], peers: Sequence[int]) -> Change:
@@ -94,7 +96,8 @@ class Costs:
                 its_ns = of_peer[its]
                 if name == "compute_ns":
                     ratio = self.replay.speeds[at] / self.replay.speeds[other]
-                    its_ns = (its_ns * min(max(ratio, 1 / _SPEED_MOST), _SPEED_MOST)).astype(np.int64)
+                    if 1 / _SPEED_MOST < ratio < _SPEED_MOST:
+                        its_ns = (its_ns * ratio).astype(np.int64)
                 found_ns = self._as_its(at, mine, own_ns[mine], other, its, its_ns)
                 changed_ns[mine] += found_ns - own_ns[mine]
         return Change(host_ns=host_ns, work_ns=work_ns)

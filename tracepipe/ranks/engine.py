@@ -63,7 +63,10 @@ def opened(name: str, dataset: Dataset, master: str = "") -> Iterator[Engine]:
                 engine.define("waits", queries.WAITS, keep=True)
             yield engine
         except tuple(engine.failures) as e:
-            raise TracepipeError(f"{engine.name} failed: {reason_of(e)}") from e
+            raise TracepipeError(
+                f"{engine.name} failed on {dataset.folder}: {reason_of(e)}",
+                "If a file of the dataset is damaged, build it again: tracepipe dataset build.",
+            ) from e
 
 
 class DuckDB:

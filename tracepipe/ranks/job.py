@@ -10,7 +10,7 @@ from typing import Final
 from tracepipe.analyses.replay import TRANSFERS, Piece
 from tracepipe.dataset.clocks_table import Aligned, read_alignment
 from tracepipe.dataset.places import RANKS, Dataset
-from tracepipe.errors import InputError
+from tracepipe.errors import InputError, TracepipeError
 from tracepipe.libraries import np
 from tracepipe.ranks import queries
 from tracepipe.ranks.costs import Costs
@@ -61,24 +61,40 @@ class Job:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Ranks that are slower than their peers, those that cost most first."""
-        costs = self.costs
+        costs, none = None if self.not_replayed else self.costs, np.zeros(0, np.int64)
         found = [
-            *stragglers(self.times, costs.saved_ns),
-            *slow_links(self.groups, self.members, costs.saved_by_links_ns),
+            *stragglers(self.times, costs.saved_ns if costs else lambda *_: none),
+            *slow_links(self.groups, self.members, costs.saved_by_links_ns if costs else lambda _: none),
         ]
         return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
 
+    @property
+    def costs(self) -> Costs | None:
+        """The programs of all ranks, and what their replay tells; None without programs."""
+        return self._replayed[0]
+
+    @property
+    def not_replayed(self) -> str:
+        """Why the ranks, or their steps, cannot be replayed; "" where they can."""
+        return self._replayed[1]
+
     @cached_property
-    def costs(self) -> Costs:
-        """The replay of all ranks, and what it tells."""
-        programs = programs_of(self.dataset)
-        clocks = dict(rows(self.ranks, "rank", "clock"))
-        return Costs(programs, programs.replay(self.aligned, clocks))
+    def _replayed(self) -> tuple[Costs | None, str]:
+        clocks, costs = dict(rows(self.ranks, "rank", "clock")), None
+        try:
+            programs = programs_of(self.dataset)
+            costs = Costs(programs, programs.replay(self.aligned, clocks))
+            steps_ns = costs.replay.steps_ns(costs.replay.unchanged_ns)
+        except InputError:
+            raise
+        except TracepipeError as e:
+            return costs, f"{e.message} {e.hint}"
+        return costs, "" if len(steps_ns) else "The steps cannot be replayed: the ranks have none in common."
 
     @cached_property
     def times(self) -> Columns:
         """The columns of `ranks`, with the own times of the ranks that are compared."""
-        return self.costs.own_times(self.ranks)
+        return self.costs.own_times(self.ranks) if self.costs else self.ranks
 
     @cached_property
     def aligned(self) -> Aligned:
@@ -86,8 +102,9 @@ class Job:
         return read_alignment(self.dataset)
 
     def usual_step(self) -> int:
-        """The step of median length."""
-        steps = self.steps
+        """The step of median length, of those that most ranks have."""
+        most = self.steps["ranks"] == self.steps["ranks"].max()
+        steps = {name: column[most] for name, column in self.steps.items()}
         order = np.lexsort((steps["step"], steps["step_ns"] // steps["ranks"]))
         return int(steps["step"][order[(len(order) - 1) // 2]])
 
@@ -96,25 +113,29 @@ class Job:
         """For each of at most PATHS_MOST steps, how long each rank is on its critical path, in ns, without
         transfers.
         """
-        numbers = self._numbers()
+        costs, numbers = self.costs, [*dict.fromkeys(self._numbers())]
         found: dict[int, dict[int, int]] = {}
+        if costs is None or self.not_replayed:
+            return found
         for step in numbers[:: -(-len(numbers) // PATHS_MOST) or 1]:
             of_rank = found.setdefault(step, {})
             for piece in self.path(step):
-                rank = self.costs.programs.ranks[piece.number]
+                rank = costs.programs.ranks[piece.number]
                 of_rank[rank] = of_rank.get(rank, 0) + (piece.ns if piece.what != TRANSFERS else 0)
         return found
 
     def path(self, step: int) -> list[Piece]:
         """The critical path of a step, empty where not all ranks have the step."""
-        replay, numbers = self.costs.replay, self._numbers()
-        return replay.path(replay.unchanged, numbers.index(step)) if step in numbers else []
+        costs, numbers = self.costs, self._numbers()
+        if costs is None or self.not_replayed or step not in numbers:
+            return []
+        return costs.replay.path(costs.replay.unchanged, numbers.index(step))
 
     def _numbers(self) -> list[int]:
         """The numbers of the steps that all ranks have."""
-        programs, common = self.costs.replay.programs, self.costs.replay.common
-        return programs[0].numbers[common[0]].tolist() if programs else []
+        costs = self.costs
+        return costs.programs.programs[0].numbers[costs.replay.common[0]].tolist() if costs else []
 
     def done(self, path: list[Piece]) -> Iterator[Done]:
         """What the ranks did on a path."""
-        return done_on(path, self.costs.programs, self.dataset, self.hosts)
+        return done_on(path, self.costs.programs, self.dataset, self.hosts) if self.costs else iter(())

@@ -8,24 +8,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from tracepipe.analyses.program import Program
+from tracepipe.analyses.program import WAIT, Program
 from tracepipe.analyses.replay import Replay
 from tracepipe.dataset.clocks_table import Aligned
 from tracepipe.dataset.places import Dataset, files_of
 from tracepipe.dataset.rank_tables import PROGRAM
-from tracepipe.errors import TracepipeError
+from tracepipe.errors import InputError, TracepipeError
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.event.groups import count_earlier, number_rows
 from tracepipe.libraries import np
 from tracepipe.store.tables import connect
 
 _MEMORY_MB: Final = 300
+_BUILD: Final = "Build the dataset again."
 _OF_COLLECTIVE: Final = {
     "rank": "rank", "row": '"row"', "operation": "operation", "process_group": "process_group",
     "number": "coalesce(seq, nth)", "is_numbered": "seq is not null", "group_size": "coalesce(group_size, 0)",
     "dur_ns": "greatest(end_ns - start_ns, 0)",
 }  # fmt: skip
-_NARROW: Final = {"what": "utinyint", "step": "integer", "stream": "bigint"}
+_NARROW: Final = {"what": "tinyint", "step": "integer", "stream": "bigint"}
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +72,7 @@ def programs_of(dataset: Dataset) -> Programs:
             }
 
         if "program" not in dataset.layers():
-            raise TracepipeError("No rank has work of a GPU.", "Record it: capture --gpu kernels.")
+            raise TracepipeError("No rank has work of a GPU in a step.", "Record it: capture --gpu kernels.")
         narrowed = ", ".join(f"{name}::{_NARROW.get(name, 'bigint')} as {name}" for name in PROGRAM)
         rows = columns("program", f"place, {narrowed}, loading_ns, kernel_row")
         after = columns("program", "place, unnest(after) as earlier, unnest(after_lag_ns) as lag_ns")
@@ -90,14 +91,20 @@ def programs_of(dataset: Dataset) -> Programs:
     found = Programs([], [], [], [], groups, transfer_ns)
     for rank in ranks:
         own = of_rank["rows"].get(rank.rank)
-        if own is None:
+        if own is None or rank.rank not in of_rank["steps"]:
             continue
         order = own[np.argsort(rows["place"][own], kind="stable")]
         pairs = of_rank["after"].get(rank.rank, np.zeros(0, np.int64))
-        of_steps = of_rank["steps"].get(rank.rank, np.zeros(0, np.int64))
+        of_steps = of_rank["steps"][rank.rank]
         of_steps = of_steps[steps["gpu"][of_steps] == steps["gpu"][of_steps].min(initial=1 << 62)]
         of_steps = of_steps[np.argsort(steps["start_ns"][of_steps], kind="stable")]
         begins_ns = np.append(steps["start_ns"][of_steps], steps["end_ns"][of_steps][-1:])
+        path = str(dataset.part("program", rank.host, rank.rank))
+        damaged = InputError("is damaged: its rows do not belong together", _BUILD, path=path)
+        try:
+            unknown = dict(json.loads(rank.unknown))
+        except (TypeError, ValueError):
+            raise damaged from None
         program = Program(
             **{name: rows[name][order] for name in PROGRAM},
             after=np.stack([after["place"][pairs], after["earlier"][pairs]], axis=1),
@@ -107,8 +114,10 @@ def programs_of(dataset: Dataset) -> Programs:
             has_steps=len(of_steps) > 1,
             begins_ns=None if rank.far_ahead else begins_ns,
             has_calls=rank.has_calls,
-            unknown=json.loads(rank.unknown),
+            unknown=unknown,
         )
+        if not _is_whole(program, rows["place"][order]):
+            raise damaged
         collective = np.full(len(order), NONE)
         if rank.rank in of_met:
             some = of_met[rank.rank]
@@ -121,7 +130,22 @@ def programs_of(dataset: Dataset) -> Programs:
         found.programs.append(program)
         found.loading_ns.append(rows["loading_ns"][order])
         found.collective.append(collective)
+    if not found.ranks:
+        raise TracepipeError("No rank has work of a GPU in a step.", "Record it: capture --gpu kernels.")
     return found
+
+
+def _is_whole(program: Program, place: Int64s) -> bool:
+    """Whether the rows of a program are all there, and what they refer to."""
+    rows, steps = len(program), len(program.numbers)
+    parts = (
+        (place, 0, rows),
+        (program.after, 0, rows),
+        (program.step, NONE, steps),
+        (program.what, 0, WAIT + 1),
+    )
+    is_inside = all(((low <= part) & (part < high)).all() for part, low, high in parts)
+    return is_inside and bool((np.diff(place) == 1).all())
 
 
 def _by_rank(table: dict[str, Any]) -> dict[int, Int64s]:

@@ -74,7 +74,8 @@ in them.
 """
 _SQUARES: Final = ", ".join(
     f"cast(sum({ns} // 1000) as bigint) as {us}, "
-    f"cast(sum(({ns} // 1000) * ({ns} // 1000)) as bigint) as {us}2"
+    # The squares of an hour have more than 64 bits.
+    f"cast(sum(cast({ns} // 1000 as decimal(19)) * cast({ns} // 1000 as decimal(19))) as double) as {us}2"
     for ns, us in ((name, name.replace("_ns", "_us")) for name in COMPARED)
 )
 RANKS: Final = f"""

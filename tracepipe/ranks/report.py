@@ -87,8 +87,12 @@ def screen(job: Job, name: str) -> Result:
         )
         lines.append(
             f"{who} is slow ({one.slow}): {duration_text(one.own_ns)} a step, usual "
-            f"{duration_text(one.usual_ns)}; steps would be {duration_text(one.costs_ns or 0)} shorter "
-            "without that."
+            f"{duration_text(one.usual_ns)}"
+            + (
+                "."
+                if one.costs_ns is None
+                else f"; steps would be {duration_text(one.costs_ns)} shorter without that."
+            )
         )
     if not job.stragglers:
         lines.append("No rank is slower than the ranks that do the same work.")
@@ -124,6 +128,8 @@ def _notes(job: Job) -> list[str]:
         notes.append(
             f"{unplaced} of {clocks} clocks {agree(unplaced, 'is|are')} not placed on the common one"
         )
+    if job.not_replayed:
+        notes.append(f"{job.not_replayed} So it is not known what a slow rank costs")
     if (longest := longest_unjudged(job.ranks)) is not None:
         notes.append(
             "with one step of few ranks it is not known how much steps differ, so no rank is called slow; "
@@ -305,7 +311,8 @@ def _critical_path(job: Job, step: int) -> Table:
         "the range that is open. latency: from a call, or from the work before, to the work. returns: from "
         "the end of work to the return of the call that waits for it."
     )
-    empty = f"The path of step {step} is not known: not all ranks have this step."
+    reason = "the steps are not replayed" if job.not_replayed else "not all ranks have this step"
+    empty = f"The path of step {step} is not known: {reason}."
     title = f"Critical path of step {step}"
     return Table("critical_path", title, columns, found, note, empty=empty)
 

@@ -101,7 +101,7 @@ Saved = Callable[[int, str, Sequence[int]], NDArray[np.int64]]
 
 def stragglers(ranks: Columns, saved_ns: Saved) -> Iterator[Straggler]:
     """Ranks with a longer time of COMPARED than the others of their behaviour, by which the steps are longer
-    too. `ranks` has the columns of `queries.RANKS`, and `behaviour`.
+    too, where a replay tells. `ranks` has the columns of `queries.RANKS`, and `behaviour`.
     """
     for peers in _peers(ranks):
         for name in COMPARED if peers.are_judged else ():
@@ -109,11 +109,14 @@ def stragglers(ranks: Columns, saved_ns: Saved) -> Iterator[Straggler]:
             others = peers.ranks[~slower].tolist()
             for at in np.flatnonzero(slower).tolist():
                 steps_ns = saved_ns(int(peers.ranks[at]), name, others)
-                costs_ns = float(np.median(steps_ns)) if len(steps_ns) else 0.0
-                if costs_ns > _OF_STEP_COSTS * peers.step_ns:
-                    yield replace(
-                        peers.straggler(at, name), costs_ns=round(costs_ns), bounds_ns=median_within(steps_ns)
-                    )
+                costs_ns, bounds_ns = _costs(steps_ns)
+                if costs_ns is None or costs_ns > _OF_STEP_COSTS * peers.step_ns:
+                    yield replace(peers.straggler(at, name), costs_ns=costs_ns, bounds_ns=bounds_ns)
+
+
+def _costs(steps_ns: NDArray[np.int64]) -> tuple[int | None, tuple[int, int] | None]:
+    """By how much the median step gets shorter, and within what; None without steps that were replayed."""
+    return (round(float(np.median(steps_ns))), median_within(steps_ns)) if len(steps_ns) else (None, None)
 
 
 def longest_unjudged(ranks: Columns) -> Straggler | None:
@@ -242,10 +245,7 @@ def slow_links(
             key=lambda pair: (pair[0].ratio, pair[0].group[1], pair[1]),
         )
         faster = {one.group: one.usual_ns / max(one.shortest_ns, 1) for one in slow[rank].values()}
-        steps_ns = saved_ns(faster)
-        costs = (
-            (round(float(np.median(steps_ns))), median_within(steps_ns)) if len(steps_ns) else (None, None)
-        )
+        costs = _costs(saved_ns(faster))
         yield Straggler(tuple(ranks), LINK, shown.shortest_ns, shown.usual_ns, shown.peers, *costs)
 
 

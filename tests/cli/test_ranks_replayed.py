@@ -1,0 +1,185 @@
+"""`tracepipe ranks` and the replay, against programs that are simulated with and without what is slow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.test_cli_ranks import asked
+from tests.support.here import build_here
+from tests.support.simulated_training import SLOW, Extra, Fault, Training
+from tracepipe.analyses.replay import Change
+from tracepipe.dataset.clocks_table import read_alignment
+from tracepipe.dataset.places import Dataset
+from tracepipe.errors import InputError, TracepipeError
+from tracepipe.event.intervals import Stretches
+from tracepipe.ranks.programs import programs_of
+from tracepipe.store.tables import connect
+
+pytestmark = pytest.mark.slow
+Lines = list[dict[str, Any]]
+
+
+def built(folder: Path, recordings: Path) -> str:
+    build_here(str(recordings), str(folder / "ds"))
+    return str(folder / "ds")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "host_bound", "extra"),
+    [
+        (1, False, "stream"), (1, True, "sync"), (2, False, "GPU"), (2, True, "host"), (3, False, "small"),
+        (4, False, "stream"),
+    ],
+)  # fmt: skip
+def test_steps_without_a_part_are_as_long_as_those_that_never_had_it(
+    tmp_path: Path, ranks: int, host_bound: bool, extra: Extra
+) -> None:
+    job = Training(ranks, 8, host_bound=host_bound, extra=extra)
+    made = job.run()
+    dataset = Dataset.opened(built(tmp_path, made.write(tmp_path / "runs")))
+    programs = programs_of(dataset)
+    replay = programs.replay(read_alignment(dataset), {one.rank: one.clock for one in dataset.rank_rows()})
+    replay.refuse_what_is_not_known()
+    changes = {}
+    for number, rank in enumerate(made.ranks):
+        own = [one for one in rank.records if one["name"] == "extra" and one["type"] == "annotation"]
+        begins_ns = np.array([one["ts_ns"] for one in own], np.int64)
+        removed = Stretches(begins_ns, begins_ns + [one["dur_ns"] for one in own] if own else begins_ns)
+        calls_ns = programs.programs[number].call_ns
+        changes[number] = Change(removed, removed.covered_ns(calls_ns, calls_ns + 1) > 0)
+    truth_ns = np.median(replace(job, extra="").run().steps_ns())
+    found_ns = replay.steps_ns(replay.recorded_ns) - replay.saved_ns(changes)
+    assert float(np.median(found_ns)) == pytest.approx(float(truth_ns), rel=0.02)
+    assert float(np.median(made.steps_ns())) > 1.005 * truth_ns
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slower", "host_bound", "fault"),
+    [
+        (2, 1.8, False, "host"), (2, 1.0, True, "data loading"), (4, 1.4, False, "GPU"),
+        (4, 1.8, True, "link"), (3, 1.8, True, "host"),
+    ],
+)  # fmt: skip
+def test_a_fault_costs_what_the_job_without_it_is_faster(
+    tmp_path: Path, ranks: int, slower: float, host_bound: bool, fault: Fault
+) -> None:
+    job = Training(
+        ranks, slower=slower, host_bound=host_bound, fault=fault, jitter=0.03, in_pairs=fault == "link"
+    )
+    made = job.run()
+    found = asked(Path(built(tmp_path, made.write(tmp_path / "runs"))))["slow"]
+    assert [(one["ranks"], one["slow"]) for one in found] == [(str(SLOW), fault)]
+    truth_ns = float(np.median(made.steps_ns()) - np.median(replace(job, fault="").run().steps_ns()))
+    assert found[0]["costs_ns"] == pytest.approx(truth_ns, rel=0.1, abs=200_000)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_rank_is_slow_where_all_do_the_same(tmp_path: Path, seed: int) -> None:
+    job = Training(
+        2 + seed % 3, 8, seed % 2 == 1, (1.8, 1.2)[seed // 2], (0.01, 0.1)[seed % 2], seed=seed,
+        synchronizes=seed < 2,
+    )  # fmt: skip
+    assert asked(Path(built(tmp_path, job.run().write(tmp_path / "runs"))))["slow"] == []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recordings of two ranks, of which one is slow."""
+    return Training(steps=6, fault="host").run().write(tmp_path_factory.mktemp("job") / "runs")
+
+
+def with_other_steps(rank: int, lines: Lines) -> Lines:
+    for one in lines if rank else []:
+        if one.get("name", "").startswith("step"):
+            one["name"] = f"step {100 + int(one['name'][5:])}"
+    return lines
+
+
+def in_another_order(rank: int, lines: Lines) -> Lines:
+    met = [one for one in lines if one.get("name", "").startswith("nccl")]
+    numbers = [one["args"]["Seq"] for one in met]
+    for one, number in zip(met, reversed(numbers) if rank else numbers, strict=True):
+        one["args"]["Seq"] = number
+    return lines
+
+
+def with_one_number(rank: int, lines: Lines) -> Lines:
+    return [{**one, "name": "step 3"} if rank and one.get("name", "")[:4] == "step" else one for one in lines]
+
+
+def for_hours(rank: int, lines: Lines) -> Lines:
+    return [{**one, "ts_ns": one["ts_ns"] + (1 << 61)} if at > 60 else one for at, one in enumerate(lines)]
+
+
+@pytest.mark.parametrize(
+    ("edit", "note"),
+    [
+        (with_other_steps, "the ranks have none in common"), (in_another_order, "some work waits for itself"),
+        (with_one_number, ""), (for_hours, ""),
+    ],
+)  # fmt: skip
+def test_where_steps_cannot_be_replayed_the_rest_is_reported(
+    tmp_path: Path, runs: Path, edit: Callable[[int, Lines], Lines], note: str
+) -> None:
+    (tmp_path / "runs").mkdir()
+    for file in runs.iterdir():
+        lines = edit(int(file.stem), [json.loads(line) for line in file.read_text().splitlines()])
+        (tmp_path / "runs" / file.name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = asked(Path(built(tmp_path, tmp_path / "runs")))
+    assert {one["rank"] for one in found["ranks"]} == {0, 1}
+    assert any(note in one for one in found["notes"])
+    if note:
+        assert [(one["ranks"], one["costs_ns"]) for one in found["slow"]] == [("1", None)]
+        assert found["critical_path"] == found["on_path"] == []
+
+
+def test_calls_without_work_have_no_program(tmp_path: Path, runs: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for file in runs.iterdir():
+        lines = [
+            one for one in file.read_text().splitlines() if '"gpu_kernel"' not in one or file.stem == "0"
+        ]
+        (tmp_path / "runs" / file.name).write_text("\n".join(lines) + "\n")
+    assert [one["rank"] for one in asked(Path(built(tmp_path, tmp_path / "runs")))["ranks"]] == [0]
+
+
+@pytest.fixture(scope="module")
+def dataset(runs: Path) -> Path:
+    return Path(built(runs.parent, runs))
+
+
+@pytest.mark.parametrize(
+    ("layer", "columns"),
+    [
+        ("program", "* replace(9000 as step)"), ("program", "* replace([1000] as after)"),
+        ("program", "* replace(place + 1 as place)"), ("program", "* replace(null as what)"),
+        ("program", "* exclude(key)"), ("program", ""), ("steps", ""), ("ranks", "* replace('{' as unknown)"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_named(tmp_path: Path, dataset: Path, layer: str, columns: str) -> None:
+    from typer.testing import CliRunner
+
+    from tracepipe.cli import app
+
+    copied = Path(shutil.copytree(dataset, tmp_path / "ds"))
+    file = Dataset.opened(str(copied)).part(layer, "vm", 1)
+    if columns:
+        con = connect(":memory:", tmp_path, memory_mb=100)
+        part = f"read_parquet('{file}', hive_partitioning = false)"
+        con.execute(f"copy (select {columns} from {part}) to '{tmp_path}/made' (format parquet)")
+        (tmp_path / "made").replace(file)
+    else:
+        file.write_bytes(file.read_bytes()[:100])
+    error = CliRunner().invoke(app, ["ranks", str(copied)]).exception
+    assert isinstance(error, TracepipeError)
+    assert str(copied) in error.message
+    assert "uild" in error.hint
+    assert not columns or "replace" not in columns or isinstance(error, InputError)
