@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from tracepipe.analyses.replay import TRANSFERS, Piece
+from tracepipe.analyses.replay import TRANSFERS, Piece, refused
 from tracepipe.dataset.clocks_table import Aligned, read_alignment
 from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.errors import InputError, TracepipeError
@@ -61,7 +61,7 @@ class Job:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Ranks that are slower than their peers, those that cost most first."""
-        costs, none = None if self.not_replayed else self.costs, np.zeros(0, np.int64)
+        costs, none = self.replayed, np.zeros(0, np.int64)
         found = [
             *stragglers(self.times, costs.saved_ns if costs else lambda *_: none),
             *slow_links(self.groups, self.members, costs.saved_by_links_ns if costs else lambda _: none),
@@ -69,32 +69,44 @@ class Job:
         return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
 
     @property
-    def costs(self) -> Costs | None:
-        """The programs of all ranks, and what their replay tells; None without programs."""
-        return self._replayed[0]
+    def costs(self) -> Costs:
+        """The programs of all ranks, and what their replay tells. Raises TracepipeError without programs."""
+        costs, error = self._programs
+        if costs is None:
+            raise error or AssertionError
+        return costs
+
+    @property
+    def replayed(self) -> Costs | None:
+        """The same, None where the steps cannot be replayed."""
+        costs, error = self._programs
+        return None if error else costs
 
     @property
     def not_replayed(self) -> str:
-        """Why the ranks, or their steps, cannot be replayed; "" where they can."""
-        return self._replayed[1]
+        """Why the steps cannot be replayed, "" where they can."""
+        error = self._programs[1]
+        return f"{error.message} {error.hint}" if error else ""
 
     @cached_property
-    def _replayed(self) -> tuple[Costs | None, str]:
+    def _programs(self) -> tuple[Costs | None, TracepipeError | None]:
         clocks, costs = dict(rows(self.ranks, "rank", "clock")), None
         try:
             programs = programs_of(self.dataset)
             costs = Costs(programs, programs.replay(self.aligned, clocks))
-            steps_ns = costs.replay.steps_ns(costs.replay.unchanged_ns)
+            if not len(costs.replay.steps_ns(costs.replay.unchanged_ns)):
+                raise refused("the ranks have none in common", "Record the same steps on all ranks.")
         except InputError:
             raise
         except TracepipeError as e:
-            return costs, f"{e.message} {e.hint}"
-        return costs, "" if len(steps_ns) else "The steps cannot be replayed: the ranks have none in common."
+            return costs, e
+        return costs, None
 
     @cached_property
     def times(self) -> Columns:
         """The columns of `ranks`, with the own times of the ranks that are compared."""
-        return self.costs.own_times(self.ranks) if self.costs else self.ranks
+        costs = self._programs[0]
+        return costs.own_times(self.ranks) if costs else self.ranks
 
     @cached_property
     def aligned(self) -> Aligned:
@@ -113,9 +125,9 @@ class Job:
         """For each of at most PATHS_MOST steps, how long each rank is on its critical path, in ns, without
         transfers.
         """
-        costs, numbers = self.costs, [*dict.fromkeys(self._numbers())]
+        costs, numbers = self.replayed, [*dict.fromkeys(self._numbers())]
         found: dict[int, dict[int, int]] = {}
-        if costs is None or self.not_replayed:
+        if costs is None:
             return found
         for step in numbers[:: -(-len(numbers) // PATHS_MOST) or 1]:
             of_rank = found.setdefault(step, {})
@@ -126,16 +138,16 @@ class Job:
 
     def path(self, step: int) -> list[Piece]:
         """The critical path of a step, empty where not all ranks have the step."""
-        costs, numbers = self.costs, self._numbers()
-        if costs is None or self.not_replayed or step not in numbers:
+        costs, numbers = self.replayed, self._numbers()
+        if costs is None or step not in numbers:
             return []
         return costs.replay.path(costs.replay.unchanged, numbers.index(step))
 
     def _numbers(self) -> list[int]:
         """The numbers of the steps that all ranks have."""
-        costs = self.costs
+        costs = self.replayed
         return costs.programs.programs[0].numbers[costs.replay.common[0]].tolist() if costs else []
 
     def done(self, path: list[Piece]) -> Iterator[Done]:
         """What the ranks did on a path."""
-        return done_on(path, self.costs.programs, self.dataset, self.hosts) if self.costs else iter(())
+        return done_on(path, self.costs.programs, self.dataset, self.hosts) if path else iter(())
