@@ -49,6 +49,8 @@ def test_of_all_ranks(case: str, off: float, tmp_path: Path) -> None:
     assert row["steps"] == 0
     (row,) = made("whatif", dataset, fuse="CUDAFunctor_add, vectorized_layer_norm_kernel")["changes"]
     assert (row["steps"], row["saves_ns"] >= 0) == (6, True)
+    (row,) = made("whatif", dataset, overlap="nccl*")["changes"]
+    assert (row["steps"], abs(row["saves_ns"]) < 0.02 * truth_ns) == (6, True)
     for options, message in (({"without": "no*"}, "No range"), ({"like_peers": 7}, "no rank 7")):
         with pytest.raises(TracepipeError, match=message):
             made("whatif", dataset, **options)

@@ -46,6 +46,24 @@ class Program:
         )
         self.now, self.until = self.now + call_ns, start + ns
 
+    def communicate(self, ns: int, *, holds_up: bool) -> None:
+        """Communication on a stream of its own, for which the other stream may wait."""
+        until = self.until
+        self.order(7, 9)
+        self.launch("ncclDevKernel_AllReduce", ns)
+        self.records[-1]["stream"] = 9
+        if holds_up:
+            self.order(9, 7)
+        else:
+            self.until = until
+
+    def order(self, first: int, then: int) -> None:
+        """A stream waits for another one."""
+        for name, stream in (("cudaEventRecord", first), ("cudaStreamWaitEvent", then)):
+            args = {"stream": stream, "event": first}
+            self.records.append(span(self.now, self.now + 500, name, args=args))
+            self.now += 500
+
     def wait(self, name: str = "cudaStreamSynchronize") -> None:
         end = max(self.now + 2_000, self.until + RETURN)
         self.records.append(span(self.now, end, name))
@@ -74,6 +92,8 @@ def train(seed: int, *, host_bound: bool, extra: str = "", faster: float = 1, fr
                     program.until += 200_000
                 elif extra == "sync":
                     program.wait("cudaDeviceSynchronize")
+                elif extra in ("held", "free"):
+                    program.communicate(30_000, holds_up=extra == "held")
                 elif extra == "fused":
                     program.compute(20_000)
                     program.launch("extra", 20 * 1_500)
@@ -132,6 +152,14 @@ def test_a_chain_that_is_one_kernel(load: Load, host_bound: bool) -> None:
     truth = median_ns(train(7, host_bound=host_bound, extra="fused"))
     assert found["steps"] == STEPS
     assert found["new_ns"] == pytest.approx(truth, rel=0.01)
+
+
+def test_communication_that_holds_up_nothing(load: Load) -> None:
+    program = train(8, host_bound=False, extra="held")
+    truth = median_ns(train(8, host_bound=False, extra="free"))
+    (found,) = changes(program, load, overlap="nccl*")
+    assert found["new_ns"] == pytest.approx(truth, rel=0.005)
+    assert found["saves_ns"] == pytest.approx(median_ns(program) - truth, rel=0.15)
 
 
 def test_warps_of_launches_without_kernels_are_work_too(load: Load) -> None:
@@ -196,6 +224,7 @@ def test_what_cannot_be_replayed_is_refused(load: Load) -> None:
         {"faster": "gemm=0"},
         {"faster": "gemm"},
         {"fuse": "extra ×20"},
+        {"overlap": "gemm"},
     ],
     ids=str,
 )

@@ -13,7 +13,7 @@ import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_named, values_by_names
 from tracepipe.analyses.functions import names_by_time
-from tracepipe.analyses.gpu_work import KERNEL, gpu_work, outermost_rows
+from tracepipe.analyses.gpu_work import COMMUNICATION, KERNEL, gpu_work, outermost_rows
 from tracepipe.analyses.idle_places import operators
 from tracepipe.analyses.program import WAIT, Program, program_of
 from tracepipe.analyses.replay import Change
@@ -108,6 +108,7 @@ def asked(
     without: Iterable[str],
     faster: Iterable[str],
     chains: Iterable[str],
+    overlapping: Iterable[str],
     others: Iterable[Named],
     *,
     free: bool,
@@ -127,6 +128,7 @@ def asked(
             raise TracepipeError(f"{text!r} is not KERNEL=N.", "Write 'gemm*=2'.")
         found.append(faster_kernels(subjects, pattern, times))
     found += [fused(subjects, chain) for chain in chains]
+    found += [overlapped(subjects, pattern) for pattern in overlapping]
     if free:
         found.append(free_launches(subjects))
     if not found:
@@ -211,6 +213,20 @@ def fused(subjects: Sequence[Subject], chain: str) -> Named:
     return f"{chain} fused", changes
 
 
+def overlapped(subjects: Sequence[Subject], pattern: str) -> Named:
+    """The change by which no other work waits for some communication, but the end of the step."""
+    changes = {}
+    for number, subject in enumerate(subjects):
+        flags = subject.kernels(_of_kernel(pattern)) & (subject.program.what == COMMUNICATION)
+        if flags.any():
+            changes[number] = Change(overlapped=flags)
+    if not changes:
+        raise TracepipeError(
+            f"No kernel that communicates is called {pattern}.", "summary --all lists the kernels."
+        )
+    return f"{pattern} overlapped", changes
+
+
 def free_launches(subjects: Sequence[Subject]) -> Named:
     """The change by which launches take no time of the host, as in a CUDA graph."""
     changes = {}
@@ -249,7 +265,10 @@ def together(some: Changes, others: Changes) -> Changes:
         # Only one of them has times of its own.
         host_ns = other.host_ns if one.host_ns is None else one.host_ns
         work_ns = other.work_ns if one.work_ns is None else one.work_ns
-        both[number] = Change(removed, dropped, left, host_ns, work_ns)
+        overlapped = one.overlapped
+        if other.overlapped is not None:
+            overlapped = other.overlapped if overlapped is None else overlapped | other.overlapped
+        both[number] = Change(removed, dropped, left, host_ns, work_ns, overlapped)
     return both
 
 

@@ -71,7 +71,8 @@ class Change:
 
     `removed` is time of the host that passes in no time, and `dropped` flags rows that are not there. `left`
     is how much of each row of work remains, or `work_ns` how long it takes without interference. `host_ns`
-    is the time of the host before each row.
+    is the time of the host before each row. `overlapped` flags work for which no other work waits, on other
+    streams, but the last call that waits in its step.
     """
 
     removed: Stretches | None = None
@@ -79,6 +80,7 @@ class Change:
     left: Floats | None = None
     host_ns: Int64s | None = None
     work_ns: Int64s | None = None
+    overlapped: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +93,8 @@ class Timeline:
     begins_ns: Int64s
     ends_ns: Int64s
     lag_ns: Int64s
-    """When each node of the graph begins and ends, and the lag of each edge."""
+    target: Int32s
+    """When each node of the graph begins and ends, the lag of each edge, and where it leads."""
 
 
 class Piece(NamedTuple):
@@ -145,7 +148,9 @@ class Replay:
         self._build(lengths_ns)
         starts_ns, ends_ns, calls_ns = (self._joined(name) for name in ("start_ns", "end_ns", "call_ns"))
         none = np.zeros(0, np.int64)
-        self.recorded_ns = self._lengths(Timeline(starts_ns, ends_ns, calls_ns, none, none, none))
+        self.recorded_ns = self._lengths(
+            Timeline(starts_ns, ends_ns, calls_ns, none, none, none, self._target)
+        )
         """How long the steps of each program were. Shapes `(steps,)`."""
         self.hidden = max(self._hidden, default=0.0)
         """The largest share of a program's time for which work waits for something that was not recorded."""
@@ -362,7 +367,7 @@ class Replay:
         """
         rows = int(self.bounds[-1])
         weight, lag, alone_ns = self._weight.copy(), self._lag, self.alone_ns.copy()
-        dropped = np.zeros(rows, np.bool_)
+        dropped, target, waits = np.zeros(rows, np.bool_), self._target, self._waits
         for number, change in (changes or {}).items():
             own = self.rows(number)
             weight[2 * own.start : 2 * own.stop : 2], alone_ns[own], dropped[own] = self._changed(
@@ -370,6 +375,11 @@ class Replay:
             )
             if own.stop > own.start:
                 weight[2 * own.start] += self._ready_ns[number]
+        edges, instead = self._overlapping(changes or {})
+        if len(edges):
+            lag, target = lag.copy(), target.copy()
+            lag[edges], target[edges] = 0, instead
+            waits = np.bincount(target, minlength=len(waits)).astype(np.int32)
         if dropped.any():
             lag = lag.copy()
             gone = dropped[self._row]
@@ -389,9 +399,7 @@ class Replay:
         if transfers is not None:
             weight[self._joins_at] = (weight[self._joins_at] * transfers).astype(np.int64)
         weight[1 : 2 * rows : 2] = np.where((self.what == WAIT) | (self._meeting != NONE), 0, alone_ns)
-        graph = WaitingGraph(
-            self._first, self._target, lag, weight, self._waits, self._role, self._gpu, self._slow
-        )
+        graph = WaitingGraph(self._first, target, lag, weight, waits, self._role, self._gpu, self._slow)
         if (found := graph.times()) is None:
             raise refused(
                 "some work waits for itself, so collectives of different ranks are taken for one",
@@ -401,7 +409,7 @@ class Replay:
         starts_ns = begins[1 : 2 * rows : 2].copy()
         ends_ns, calls_ns = ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
         starts_ns[self._members] = ends[self._starts_at]
-        return Timeline(starts_ns, ends_ns, calls_ns, begins, ends, lag)
+        return Timeline(starts_ns, ends_ns, calls_ns, begins, ends, lag, target)
 
     def _changed(self, number: int, change: Change) -> tuple[Int64s, Int64s, Bools]:
         """The host's time before each row of a program, how long its work takes, and which are not there."""
@@ -414,6 +422,25 @@ class Replay:
             work_ns = (work_ns * change.left).astype(np.int64)
         return host_ns, work_ns, np.zeros(len(one), np.bool_) if change.dropped is None else change.dropped
 
+    def _overlapping(self, changes: Mapping[int, Change]) -> tuple[Int64s, Int64s]:
+        """The edges from overlapped work to other work of its step, and the nodes to which they lead then.
+        Shapes `(n,)`.
+        """
+        rows = int(self.bounds[-1])
+        late = np.full(rows, NONE)
+        for number, change in changes.items():
+            one, base = self.programs[number], int(self.bounds[number])
+            if change.overlapped is not None:
+                waits = np.flatnonzero((one.what == WAIT) & (one.step != NONE))
+                last = np.full(len(one.numbers) + 1, NONE)
+                last[one.step[waits]] = base + waits
+                flagged = np.flatnonzero(change.overlapped & (one.step != NONE))
+                late[base + flagged] = last[one.step[flagged]]
+        edges = np.flatnonzero((self._kind == _AFTER) & (self._source < 2 * rows))
+        wait, row = late[self._source[edges] // 2], self._row[edges]
+        is_other = ~np.isin(self.what[row], (WAIT, COMMUNICATION)) & (row < wait)
+        return edges[is_other], 2 * wait[is_other] + 1
+
     def concerned(self, changes: Mapping[int, Change]) -> Bools:
         """Flags the steps in which something is other. Shape `(steps,)`."""
         found = np.zeros(len(self.common[0]), np.bool_)
@@ -422,6 +449,8 @@ class Replay:
             host_ns, work_ns, is_other = self._changed(number, change)
             is_other = is_other | (host_ns != one.call_ns - one.from_ns)
             is_other |= (work_ns != self.alone_ns[self.rows(number)]) & (one.what != WAIT)
+            if change.overlapped is not None:
+                is_other |= change.overlapped
             found |= np.isin(self.common[number], one.step[is_other])
         return found
 
@@ -440,7 +469,7 @@ class Replay:
         """The critical path of a step, an index of `common`: what follows each other without waiting, from
         its begin to its end on the program that ends it last.
         """
-        edges, first = self._edges_to
+        edges, first = self._edges_to if timeline.target is self._target else self._by_target(timeline.target)
         low_ns, last = [], (_NEVER, 0, 0)
         for number in range(len(self.programs)):
             times_ns, nodes = self._boundaries(timeline, number)
@@ -482,8 +511,11 @@ class Replay:
     @cached_property
     def _edges_to(self) -> tuple[Int64s, Int64s]:
         """The edges by the node that they lead to, and the first of each node, and past the last."""
-        order = np.argsort(self._target, kind="stable")
-        return order, np.searchsorted(self._target[order], np.arange(len(self._weight) + 1))
+        return self._by_target(self._target)
+
+    def _by_target(self, target: Int32s) -> tuple[Int64s, Int64s]:
+        order = np.argsort(target, kind="stable")
+        return order, np.searchsorted(target[order], np.arange(len(self._weight) + 1))
 
     def _lengths(self, timeline: Timeline, *, on_gpu: bool = False) -> list[Int64s]:
         """How long each step of each program is."""

@@ -49,6 +49,15 @@ class Options:
         str | Sequence[str],
         Option("Make one kernel of each chain like this one, which gaps lists.", "CHAIN", repeats=True),
     ] = ()
+    overlap: Annotated[
+        str | Sequence[str],
+        Option(
+            "Let only the end of the step wait for communication whose kernels have this name, a shell "
+            "pattern.",
+            "KERNEL",
+            repeats=True,
+        ),
+    ] = ()
     launches: Annotated[
         str, Option("Launches that take the host no time, as in a CUDA graph.", choices=("recorded", "free"))
     ] = "recorded"
@@ -80,11 +89,10 @@ def answer(
     """
     replay.refuse_what_is_not_known()
     result = Result("WHAT IF")
-    given = (
-        [one] if isinstance(one, str) else one for one in (options.without, options.faster, options.fuse)
-    )
-    without, faster, chains = ([name for name in names if name] for names in given)
-    change = asked(subjects, without, faster, chains, others, free=options.launches == "free")
+    named = (options.without, options.faster, options.fuse, options.overlap)
+    given = ([one] if isinstance(one, str) else one for one in named)
+    without, faster, chains, overlapping = ([name for name in names if name] for names in given)
+    change = asked(subjects, without, faster, chains, overlapping, others, free=options.launches == "free")
     changes = [change] if change else [*candidates(subjects, most())]
     rows = [_row(replay, *one) for one in changes]
     if not change:
