@@ -289,7 +289,7 @@ class Replay:
         self._starts_at = 2 * rows + np.arange(len(members))
         self._joins_at = 2 * rows + len(members) + np.arange(len(first))
         # Where the work of a row begins to be possible: a node of its own for members.
-        begins = 2 * np.arange(rows, dtype=np.int64) + 1
+        begins = 2 * np.arange(rows, dtype=np.int32) + 1
         begins[members] = self._starts_at
         nodes = 2 * rows + len(members) + len(first)
         self._weight: Int64s = np.zeros(nodes, np.int64)
@@ -302,7 +302,7 @@ class Replay:
         np.maximum.at(last_ns, number, came_ns)
         leaves = came_ns + lengths_ns[members] < last_ns[number] - _EARLY_NS
         leaves &= np.isin(self._meeting[members], self._sends)
-        edges: list[tuple[Int64s, Int64s, Int64s, int]] = [
+        edges: list[tuple[Ints, Ints, Int64s, int]] = [
             (self._joins_at[number], self._starts_at, np.zeros(len(members), np.int64), _JOIN),
             (2 * members + 1, self._joins_at[number], np.where(leaves, _NEVER, 0), _MEET),
             (2 * members + 1, self._starts_at, np.where(leaves, lengths_ns[members], _NEVER), _SELF),
@@ -316,7 +316,7 @@ class Replay:
                 self._ready_ns.append(0)
                 continue
             base = int(self.bounds[at])
-            own = base + np.arange(len(one))
+            own = base + np.arange(len(one), dtype=np.int32)
             self._weight[2 * own] = one.call_ns - one.from_ns
             self._ready_ns.append(int(one.from_ns[0]) + ahead_ns - least_ns)
             self._weight[2 * base] += self._ready_ns[-1]
@@ -333,21 +333,22 @@ class Replay:
             lag_ns = np.where(is_wait, lags.return_ns, lags.cross_ns)[later]
             lag_ns = np.where(one.lag_ns == TYPICAL, lag_ns, one.lag_ns)
             edges.append((begins[own[later]], 2 * own[earlier] + 1, lag_ns, _AFTER))
-        source = np.concatenate([one[1] for one in edges])
+        source = np.concatenate([one[1] for one in edges], dtype=np.int32)
         order = np.argsort(source, kind="stable")
-        self._source: Int32s = source[order].astype(np.int32)
-        self._target: Int32s = np.concatenate([one[0] for one in edges])[order].astype(np.int32)
+        self._source: Int32s = source[order]
+        self._target: Int32s = np.concatenate([one[0] for one in edges], dtype=np.int32)[order]
         self._lag: Int64s = np.concatenate([one[2] for one in edges])[order]
         kinds = [np.full(len(one[0]), one[3], np.uint8) for one in edges]
+        del edges
         self._kind: Bytes = np.concatenate(kinds)[order]
         self._first: Int32s = np.zeros(nodes + 1, np.int32)
         np.cumsum(np.bincount(source, minlength=nodes), out=self._first[1:])
         self._waits = np.bincount(self._target, minlength=nodes).astype(np.int32)
-        row_of = np.arange(nodes) // 2
+        row_of = np.arange(nodes, dtype=np.int32) // 2
         row_of[self._starts_at] = members
         # The row that an edge is about: of a collective's, the member.
         joins = self._kind == _JOIN
-        self._row: Int32s = row_of[np.where(joins, source[order], self._target)].astype(np.int32)
+        self._row: Int32s = row_of[np.where(joins, self._source, self._target)]
         self._role = np.zeros(nodes, np.uint8)
         self._slow = np.zeros(nodes)
         if self._slowed.any():
@@ -509,13 +510,14 @@ class Replay:
             node = source
 
     @cached_property
-    def _edges_to(self) -> tuple[Int64s, Int64s]:
+    def _edges_to(self) -> tuple[Int32s, Int32s]:
         """The edges by the node that they lead to, and the first of each node, and past the last."""
         return self._by_target(self._target)
 
-    def _by_target(self, target: Int32s) -> tuple[Int64s, Int64s]:
-        order = np.argsort(target, kind="stable")
-        return order, np.searchsorted(target[order], np.arange(len(self._weight) + 1))
+    def _by_target(self, target: Int32s) -> tuple[Int32s, Int32s]:
+        order = np.argsort(target, kind="stable").astype(np.int32)
+        counts = np.bincount(target, minlength=len(self._weight))
+        return order, np.append(0, np.cumsum(counts)).astype(np.int32)
 
     def _lengths(self, timeline: Timeline, *, on_gpu: bool = False) -> list[Int64s]:
         """How long each step of each program is."""

@@ -93,7 +93,9 @@ def programs_of(dataset: Dataset) -> Programs:
         own = of_rank["rows"].get(rank.rank)
         if own is None or rank.rank not in of_rank["steps"]:
             continue
-        order = own[np.argsort(rows["place"][own], kind="stable")]
+        own = own[np.argsort(rows["place"][own], kind="stable")]
+        # A slice is not copied.
+        order = slice(int(own[0]), int(own[-1]) + 1) if (np.diff(own) == 1).all() else own
         pairs = of_rank["after"].get(rank.rank, np.zeros(0, np.int64))
         of_steps = of_rank["steps"][rank.rank]
         of_steps = of_steps[steps["gpu"][of_steps] == steps["gpu"][of_steps].min(initial=1 << 62)]
@@ -109,7 +111,7 @@ def programs_of(dataset: Dataset) -> Programs:
             **{name: rows[name][order] for name in PROGRAM},
             after=np.stack([after["place"][pairs], after["earlier"][pairs]], axis=1),
             lag_ns=after["lag_ns"][pairs],
-            work=np.full(len(order), NONE),
+            work=np.full(len(own), NONE),
             numbers=steps["step"][of_steps],
             has_steps=len(of_steps) > 1,
             begins_ns=None if rank.far_ahead else begins_ns,
@@ -118,7 +120,7 @@ def programs_of(dataset: Dataset) -> Programs:
         )
         if not _is_whole(program, rows["place"][order]):
             raise damaged
-        collective = np.full(len(order), NONE)
+        collective = np.full(len(own), NONE)
         if rank.rank in of_met:
             some = of_met[rank.rank]
             by_row = some[np.argsort(met["row"][some], kind="stable")]
