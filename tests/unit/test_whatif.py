@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.recordings import Load, loader, span
+from tests.support.recordings import Load, loader, span, write
+from tracepipe.api.convert import convert
+from tracepipe.api.options import ConvertOptions
 from tracepipe.errors import TracepipeError
 from tracepipe.reports.whatif import Options, run
 
@@ -230,3 +232,25 @@ def test_what_cannot_be_replayed_is_refused(load: Load) -> None:
 )
 def test_what_nothing_has(load: Load, options: dict[str, Any]) -> None:
     assert refused(load, train(5, host_bound=True).records, **options)
+
+
+@pytest.mark.parametrize(("change", "extra"), [("without=extra", 0), ("faster=gemm=2", 20 * STEPS)])
+def test_the_replay_is_drawn_beside_the_recording(tmp_path: Path, change: str, extra: int) -> None:
+    """What is left out is not drawn, and what remains takes as long as `whatif` says."""
+    program = train(7, host_bound=False, extra="gpu")
+    recording = write(tmp_path / "run.jsonl", *sorted(program.records, key=lambda r: r["ts_ns"]))
+    both = convert(recording, tmp_path / "both.txt", "text", ConvertOptions(whatif=[change]))
+    assert both.output == str(tmp_path / "both.txt")
+    recorded, drawn = (tmp_path / "both.txt").read_text().split("GPU 0 on replayed\n")
+    work, calls = drawn.partition("process ")[0], drawn.partition(" on replayed ")[2]
+    assert (recorded.count(" extra "), work.count(" extra ")) == (20 * STEPS, extra)
+    assert work.count(" gemm ") == 20 * STEPS
+    assert calls.count(" cudaLaunchKernel ") == 40 * STEPS + extra
+
+
+@pytest.mark.parametrize("change", ["bogus", "without=", "without=nothing", "launches=fast"])
+def test_changes_that_are_none_are_not_drawn(tmp_path: Path, change: str) -> None:
+    recording = write(tmp_path / "run.jsonl", *train(8, host_bound=True).records)
+    with pytest.raises(TracepipeError):
+        convert(recording, tmp_path / "both.txt", "text", ConvertOptions(whatif=[change]))
+    assert not (tmp_path / "both.txt").exists()

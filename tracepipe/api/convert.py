@@ -49,9 +49,26 @@ def convert(
     bytes in all. Raises InputError, FormatError, ClockError, OutputError.
     """
     paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
-    return convert_members(
-        paths, out, format, options or ConvertOptions(), (), force=force, progress=progress
-    )
+    options = options or ConvertOptions()
+    if not options.whatif:
+        return convert_members(paths, out, format, options, (), force=force, progress=progress)
+    if len(paths) > 1:
+        raise FormatError("the replay is drawn of a single recording", "Convert each recording separately.")
+    from tracepipe.api.replayed import replayed
+    from tracepipe.recording.inputs import Member, line_map
+    from tracepipe.store.run import load_run
+
+    run, target = load_run(paths[0], **options.as_read()), output_of(paths, format) if out is None else out
+    line, how = line_map(0, 0, 0, 0), "the recording's own clock"
+    # Without a host, the recording may be of the same one.
+    host = {} if run.facts.header.host else {"host": "recorded"}
+    members = [
+        Member(name, header, run.facts.trace_clock, line, how, 0)
+        for name, header in ((Path(paths[0]).name, host), ("replayed", {}))
+    ]
+    with replayed(run, options.whatif) as more:
+        both = [paths[0], more]
+        return convert_members(both, target, format, options, members, force=force, progress=progress)
 
 
 def convert_members(

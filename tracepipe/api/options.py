@@ -110,6 +110,11 @@ class ConvertOptions(DrawOptions):
         "With several recordings: add this many nanoseconds to the times of one.",
         "FILE=NS", repeats=True, read=file_offset)] = field(default_factory=dict)
     """A mapping of the recordings' names."""
+    whatif: Annotated[Sequence[str], Option(
+        "Draw the replay of the recording with this change beside it, as a second host: without=NAME, "
+        "faster=KERNEL=N, fuse=CHAIN, overlap=COMM or launches=free, as of whatif.",
+        "CHANGE", repeats=True)] = ()
+    """TracepipeError where the steps cannot be replayed, or nothing has such a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
