@@ -56,7 +56,8 @@ _OPTIONS: dict[Any, tuple[Any, ...]] = {
 
 
 _COMMANDS = (
-    "validate", "convert -f text", "convert -f chrome -o -", "convert --strict -f text", "summary",
+    "validate", "convert -f text", "convert -f chrome -o -", "convert --strict -f text",
+    "convert --whatif launches=free -f text", "summary",
     "summary --all", "steps", "whatif", "timeline", "layers", "gaps",
     "lines", "annotations", "memory", "warps", "diff", "summary --json",
     "warps --json",
