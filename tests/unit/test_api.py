@@ -153,7 +153,7 @@ def test_converting_has_the_options_of_the_command() -> None:
     of_recordings = options_of(tracepipe.convert, tracepipe.ConvertOptions)
     of_ranks = options_of(tracepipe.convert_ranks, tracepipe.RankOptions)
     assert (of_recordings | of_ranks) - own == of_command
-    assert of_recordings - of_ranks == {"offset"}
+    assert of_recordings - of_ranks == {"offset", "whatif"}
 
 
 def test_cutting_has_the_options_of_the_command() -> None:

@@ -54,8 +54,9 @@ def convert(
         return convert_members(paths, out, format, options, (), force=force, progress=progress)
     if len(paths) > 1:
         raise FormatError("the replay is drawn of a single recording", "Convert each recording separately.")
-    from tracepipe.api.replayed import replayed
     from tracepipe.recording.inputs import Member, line_map
+    from tracepipe.recording.outputs import writing
+    from tracepipe.reports.replayed import replayed
     from tracepipe.store.run import load_run
 
     run, target = load_run(paths[0], **options.as_read()), output_of(paths, format) if out is None else out
@@ -66,7 +67,10 @@ def convert(
         Member(name, header, run.facts.trace_clock, line, how, 0)
         for name, header in ((Path(paths[0]).name, host), ("replayed", {}))
     ]
-    with replayed(run, options.whatif) as more:
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+        more = str(Path(folder) / "replayed.jsonl")
+        with writing(more), Path(more).open("w", encoding="utf-8") as file:
+            file.writelines(f"{text}\n" for text in replayed(run, options.whatif))
         both = [paths[0], more]
         return convert_members(both, target, format, options, members, force=force, progress=progress)
 

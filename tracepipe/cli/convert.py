@@ -91,11 +91,14 @@ def convert(
     if options.compress and not can_compress(kind):
         raise Misuse(f"{kind} has no compressed form.", "Pipe it through gzip.", option="--compress")
     if len(files) == 1 and is_dataset(files[0]):
-        if options.offset or not output:
+        of_recordings = "--offset" if options.offset else "--whatif" if options.whatif else ""
+        if of_recordings or not output:
             named = (
-                "--offset is for recordings." if options.offset else "The timeline of a dataset has no name."
+                f"{of_recordings} is for recordings."
+                if of_recordings
+                else "The timeline of a dataset has no name."
             )
-            raise Misuse(named, "Leave it out." if options.offset else "Name it with -o.")
+            raise Misuse(named, "Leave it out." if of_recordings else "Name it with -o.")
         target = output
         with progress(f"convert {Path(files[0]).name}") as bar:
             account = convert_ranks(files[0], output, kind, part, force=force, progress=bar)

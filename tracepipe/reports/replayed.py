@@ -5,11 +5,8 @@ recorded one.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,19 +18,17 @@ from tracepipe.analyses.replay import Replay, Timeline
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools
 from tracepipe.event.model import SCHEMA_VERSION
-from tracepipe.recording.outputs import writing
 from tracepipe.store.run import Run
 
 _KINDS: Final = ("without", "faster", "fuse", "overlap", "launches")
 _HOST: Final = "replayed"
 
 
-@contextmanager
 def replayed(run: Run, changes: Sequence[str]) -> Iterator[str]:
-    """A file with the replay of a recording with changes: `without=NAME`, `faster=KERNEL=N`, `fuse=CHAIN`,
-    `overlap=COMM` and `launches=free`, as the options of `whatif`. It is of a host called "replayed", and
-    deleted in the end. Raises TracepipeError for another change, a name that nothing has, and steps that
-    cannot be replayed.
+    """The lines of an event file with the replay of a recording with changes: `without=NAME`,
+    `faster=KERNEL=N`, `fuse=CHAIN`, `overlap=COMM` and `launches=free`, as the options of `whatif`. It is of
+    a host called "replayed". Raises TracepipeError for another change, a name that nothing has, and steps
+    that cannot be replayed.
     """
     given: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for change in changes:
@@ -52,16 +47,12 @@ def replayed(run: Run, changes: Sequence[str]) -> Iterator[str]:
     changes_by_number = {} if found is None else found[1]
     dropped = changes_by_number[0].dropped if 0 in changes_by_number else None
     timeline = replay.run(changes_by_number)
-    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
-        path = str(Path(folder) / f"{_HOST}.jsonl")
-        with writing(path), Path(path).open("w", encoding="utf-8") as out:
-            counts = Counter[str]()
-            for line in _lines(run, subject, timeline, dropped):
-                counts[line["type"]] += 1
-                out.write(json.dumps(line) + "\n")
-            del counts["header"]
-            out.write(json.dumps({"type": "footer", "counts": counts, "losses": {}}) + "\n")
-        yield path
+    counts = Counter[str]()
+    for line in _lines(run, subject, timeline, dropped):
+        counts[line["type"]] += 1
+        yield json.dumps(line)
+    del counts["header"]
+    yield json.dumps({"type": "footer", "counts": counts, "losses": {}})
 
 
 def _lines(
