@@ -111,8 +111,8 @@ class ConvertOptions(DrawOptions):
         "FILE=NS", repeats=True, read=file_offset)] = field(default_factory=dict)
     """A mapping of the recordings' names."""
     whatif: Annotated[Sequence[str], Option(
-        "Draw the replay of the recording with this change beside it, as a second host: without=NAME, "
-        "faster=KERNEL=N, fuse=CHAIN, overlap=COMM or launches=free, as of whatif.",
+        "Add a second host to the timeline: the program as it would run with this change. Changes are those "
+        "of whatif: without=NAME, faster=KERNEL=N, fuse=CHAIN, overlap=COMM or launches=free.",
         "CHANGE", repeats=True)] = ()
     """TracepipeError where the steps cannot be replayed, or nothing has such a name."""
 

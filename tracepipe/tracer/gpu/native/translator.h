@@ -47,7 +47,7 @@ class Translator {
     Translator(Channel &channel, Heartbeat &heartbeat, CallChoice &choice, CallStacks &stacks)
         : channel_(channel), heartbeat_(heartbeat), choice_(choice), stacks_(stacks) {}
 
-    // `kept` is told how far its records have been sent.
+    // Sends the records of a buffer. In `kept`, which outlives the process, it notes up to where they are sent.
     void translate(uint8_t *buffer, size_t bytes, KeptBuffer *kept) {
         std::lock_guard lock(mutex_);
         CUpti_Activity *activity = nullptr;
