@@ -90,7 +90,7 @@ class Program:
     lag_ns: Int64s
     """How long after its end, for each row of `after`: TYPICAL where that is to be learned."""
     work: Int64s
-    """The row of the work in `gpu_work`, or that of the call that waits in its layer."""
+    """The row of the work in `gpu_work`, or that of the call that waits in its layer. Empty in a dataset."""
     numbers: Int64s
     """The number of each step."""
     has_steps: bool

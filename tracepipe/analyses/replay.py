@@ -14,7 +14,7 @@ some time after its last rank has come. Work that overlaps communication on its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Final, NamedTuple
@@ -38,7 +38,7 @@ _ERROR_MOST: Final = 0.02
 _SHARE_MOST: Final = 0.05
 # The most of the compute time that may overlap communication and was never seen alone.
 _UNMEASURED_MOST: Final = 0.25
-_STEPS_LEAST: Final = 3
+STEPS_LEAST: Final = 3
 # A host whose steps are shorter than this share of those of its GPU runs far ahead.
 _AHEAD: Final = 0.9
 # How much earlier a rank must leave than another comes, to have left without it.
@@ -196,9 +196,9 @@ class Replay:
 
     def refuse_what_is_not_known(self) -> None:
         """Raise TracepipeError, with the reason, where a replay would say nothing."""
-        if len(self.common[0]) < _STEPS_LEAST or not all(one.has_steps for one in self.programs):
+        if len(self.common[0]) < STEPS_LEAST or not all(one.has_steps for one in self.programs):
             raise refused(
-                f"it needs {_STEPS_LEAST} steps with work of a GPU",
+                f"it needs {STEPS_LEAST} steps with work of a GPU",
                 "Record steps, each in a range: ProfilerStep, step …; capture --gpu kernels.",
             )
         for what, most, reason, hint in _REASONS:
@@ -466,18 +466,30 @@ class Replay:
         before = self._lengths(self.unchanged, on_gpu=True) if ahead else self.unchanged_ns
         return self.steps_ns(before) - self.steps_ns(gpu if ahead else host)
 
-    def path(self, timeline: Timeline, step: int) -> list[Piece]:
-        """The critical path of a step, an index of `common`: what follows each other without waiting, from
-        its begin to its end on the program that ends it last.
+    def paths(self, timeline: Timeline, steps: Iterable[int]) -> Iterator[list[Piece]]:
+        """The critical path of each of some steps, indices of `common`: what follows each other without
+        waiting, from its begin to its end on the program that ends it last.
         """
-        edges, first = self._edges_to if timeline.target is self._target else self._by_target(timeline.target)
-        low_ns, last = [], (_NEVER, 0, 0)
-        for number in range(len(self.programs)):
-            times_ns, nodes = self._boundaries(timeline, number)
-            at = int(self.common[number][step])
-            low_ns.append(int(times_ns[at]))
-            last = max(last, (int(times_ns[at + 1]), -number, int(nodes[at + 1])))
-        until_ns, _, node = last
+        edges = self._edges_to if timeline.target is self._target else self._by_target(timeline.target)
+        bounds = [self._boundaries(timeline, number) for number in range(len(self.programs))]
+        for step in steps:
+            low_ns, last = [], (_NEVER, 0, 0)
+            for number, (times_ns, nodes) in enumerate(bounds):
+                at = int(self.common[number][step])
+                low_ns.append(int(times_ns[at]))
+                last = max(last, (int(times_ns[at + 1]), -number, int(nodes[at + 1])))
+            yield self._path(timeline, edges, low_ns, last[0], last[2])
+
+    def _path(
+        self,
+        timeline: Timeline,
+        by_target: tuple[Int32s, Int32s],
+        low_ns: list[int],
+        until_ns: int,
+        node: int,
+    ) -> list[Piece]:
+        """What ends at a node, back to when the step begins on each program."""
+        edges, first = by_target
         rows, members, pieces = 2 * int(self.bounds[-1]), len(self._members), list[Piece]()
 
         def put(what: str, row: int, from_ns: int) -> bool:

@@ -128,13 +128,14 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         f"has events of {hosts} machines, which a dataset keeps under one host, as it has a host for a rank"
     )
     remarks = [*facts.remarks({}), *[apart][: hosts > 1], *collectives.put_collectives(run, times, steps)]
+    named = _work_columns(run, work, kinds)
     if len(work):
-        con.register("work", _work_columns(run, work, kinds))
+        con.register("work", named)
         write(_WORK, "work")
         con.unregister("work")
     program = program_of(run)
     if len(program):
-        con.register("program", _program_columns(run, work, program, loading))
+        con.register("program", _program_columns(run, work, named, program, loading))
         write(_PROGRAM, "program")
         con.unregister("program")
     (count,) = con.execute("select count(*) from dataset.collectives").fetchone()
@@ -147,7 +148,7 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         list(facts.notes), program.has_calls, program.begins_ns is None, json_text(program.unknown),
     )  # fmt: skip
     con.execute(f"insert into dataset.{RANKS} values ({', '.join('?' * len(RANK))})", row[2:])
-    del work, kinds, times, program
+    del work, kinds, times, named, program
     run.forget_columns()
     questions = {view: views.question(view) for view in views.VIEWS if views.count(run, view)}
     for layer in _OWN:
@@ -173,11 +174,12 @@ def _work_columns(run: Run, work: Work, kinds: Ints) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _program_columns(run: Run, work: Work, program: Program, loading: Stretches) -> dict[str, Any]:
-    """The rows of a program, with their names as `_work_columns` has them, and what `program_from` reads."""
+def _program_columns(
+    run: Run, work: Work, named: dict[str, Any], program: Program, loading: Stretches
+) -> dict[str, Any]:
+    """The rows of a program, as `ranks.programs` reads them. `named` are those of `_work_columns`."""
     is_work = program.what != WAIT
     at = np.where(is_work, program.work, 0)
-    named = _work_columns(run, work, kinds_of(run, work))
     row = np.where(is_work & (work.what[at] == KERNEL), work.row[at], NONE)
     order = np.argsort(program.after[:, 0], kind="stable")
     first = np.searchsorted(program.after[order, 0], np.arange(len(program) + 1))

@@ -125,24 +125,28 @@ class Job:
         """For each of at most PATHS_MOST steps, how long each rank is on its critical path, in ns, without
         transfers.
         """
-        costs, numbers = self.replayed, [*dict.fromkeys(self._numbers())]
+        costs, numbers = self.replayed, [*dict.fromkeys(self._numbers)]
         found: dict[int, dict[int, int]] = {}
         if costs is None:
             return found
-        for step in numbers[:: -(-len(numbers) // PATHS_MOST) or 1]:
+        some = numbers[:: -(-len(numbers) // PATHS_MOST) or 1]
+        paths = costs.replay.paths(costs.replay.unchanged, map(self._numbers.index, some))
+        for step, path in zip(some, paths, strict=True):
             of_rank = found.setdefault(step, {})
-            for piece in self.path(step):
+            for piece in path:
                 rank = costs.programs.ranks[piece.number]
                 of_rank[rank] = of_rank.get(rank, 0) + (piece.ns if piece.what != TRANSFERS else 0)
         return found
 
     def path(self, step: int) -> list[Piece]:
         """The critical path of a step, empty where not all ranks have the step."""
-        costs, numbers = self.replayed, self._numbers()
+        costs, numbers = self.replayed, self._numbers
         if costs is None or step not in numbers:
             return []
-        return costs.replay.path(costs.replay.unchanged, numbers.index(step))
+        (path,) = costs.replay.paths(costs.replay.unchanged, [numbers.index(step)])
+        return path
 
+    @cached_property
     def _numbers(self) -> list[int]:
         """The numbers of the steps that all ranks have."""
         costs = self.replayed

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from tracepipe.analyses.gpu_work import PURPOSES
 from tracepipe.analyses.replay import HOST, LATENCY, RETURNS, TRANSFERS, Piece
 from tracepipe.analyses.steps import is_loading, is_step
 from tracepipe.dataset.places import Dataset, asking
@@ -14,7 +13,8 @@ from tracepipe.libraries import np
 from tracepipe.ranks.programs import Programs
 
 LOADS, IDLES = "loads data", "GPU idle"
-_DOES: Final = dict(zip(range(len(PURPOSES)), ("computes", "communicates", "copies"), strict=True))
+# By the purpose of the work.
+_DOES: Final = ("computes", "communicates", "copies")
 
 
 class Done(NamedTuple):

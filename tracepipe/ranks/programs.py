@@ -111,7 +111,7 @@ def programs_of(dataset: Dataset) -> Programs:
             **{name: rows[name][order] for name in PROGRAM},
             after=np.stack([after["place"][pairs], after["earlier"][pairs]], axis=1),
             lag_ns=after["lag_ns"][pairs],
-            work=np.full(len(own), NONE),
+            work=np.zeros(0, np.int64),
             numbers=steps["step"][of_steps],
             has_steps=len(of_steps) > 1,
             begins_ns=None if rank.far_ahead else begins_ns,

@@ -44,7 +44,7 @@ from steps
 """The view `step_times`: a row for each step and GPU of a rank with STEP_TIMES."""
 MEMBERS: Final = f"""
 select host, rank, operation, process_group, seq is not null as is_numbered, coalesce(seq, nth) as number,
-    group_size, elements, step, start_ns, end_ns, coalesce(work_ns, 0) as work_ns,
+    group_size, elements,
     least(greatest(end_ns - start_ns, 0), {_LONGEST_NS}) as dur_ns
 from collectives where leaves_together
 """

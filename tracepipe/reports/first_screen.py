@@ -13,12 +13,11 @@ from tracepipe.analyses.idle_places import with_others
 from tracepipe.analyses.overview import Overview, overview_of
 from tracepipe.analyses.step_tables import slow_steps, step_names, steps_table, wall_ns
 from tracepipe.present.writing.rendering import elided, names_within
-from tracepipe.reports.largest_cause import LEAST_PERCENT, cause_lines
+from tracepipe.reports.largest_cause import COLUMNS, LEAST_PERCENT, cause_lines
 from tracepipe.reports.report import SHARE, Column, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, steps_text
 
-_COLUMNS = 80
 _STEPS, _PLACES, _NOTES = 3, 3, 1
 # What is known of less of the idle time is not said of it.
 _KNOWN_LEAST = 0.9
@@ -60,9 +59,9 @@ def _heading(run: Run, found: Overview) -> str:
     if found.of_gpus and found.steps.are_marked:
         parts.append(steps_text(wall_ns(found).tolist()))
     file, text = Path(facts.path).name, ", ".join(parts)
-    if len(f"{file}   {text}") > _COLUMNS:
+    if len(f"{file}   {text}") > COLUMNS:
         text = text.replace(name, "", 1)
-    return f"{elided(file, max(_FILE_COLUMNS, _COLUMNS - 3 - len(text)))}   {text}"
+    return f"{elided(file, max(_FILE_COLUMNS, COLUMNS - 3 - len(text)))}   {text}"
 
 
 def _of_gpus(run: Run, found: Overview) -> Iterator[Table]:
@@ -108,7 +107,7 @@ def _slow(found: Overview) -> list[str]:
     if not found.steps.are_marked:
         return []
     slowest = next(slow_steps(found), None)
-    return [elided(slowest.text(f"Step {step_names(found)[slowest.at]}"), _COLUMNS)] if slowest else []
+    return [elided(slowest.text(f"Step {step_names(found)[slowest.at]}"), COLUMNS)] if slowest else []
 
 
 def _kernels(run: Run) -> list[str]:

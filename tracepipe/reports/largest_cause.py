@@ -12,7 +12,7 @@ import numpy as np
 from tracepipe.analyses.changes import Changes, Recorded, free_launches, without_stretches
 from tracepipe.analyses.gpu_work import COPIES, gpu_work
 from tracepipe.analyses.overview import SHORT_NS, Kind, Overview, Reason
-from tracepipe.analyses.replay import Change, Replay
+from tracepipe.analyses.replay import STEPS_LEAST, Change, Replay
 from tracepipe.analyses.steps import is_loading, loading_of
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import elided
@@ -24,7 +24,7 @@ LEAST_PERCENT = 10
 # Of more work, a replay would take longer than the rest of the screen.
 _WORK_MOST: Final = 1 << 19
 _TRIED: Final = 4
-_COLUMNS: Final = 80
+COLUMNS: Final = 80
 _CAUSES: Final = {
     Kind.LOADING: (
         "the program waits for its data loader",
@@ -121,7 +121,7 @@ def cause_lines(run: Run, found: Overview) -> Iterator[str]:
             fix = "capture --stacks python records the line of Python"
         if place and reason.kind is not Kind.LOADING:
             text = f"  {100 * reason.place.idle_ns / reason.idle_ns:.0f}% of that in "
-            yield text + elided(place, _COLUMNS - len(text))
+            yield text + elided(place, COLUMNS - len(text))
     if largest.saved is not None:
         step_ns, then_ns = largest.saved
         yield (
@@ -133,7 +133,8 @@ def cause_lines(run: Run, found: Overview) -> Iterator[str]:
 
 def _with_savings(run: Run, found: Overview, causes: list[_Cause]) -> list[_Cause]:
     """The causes, with what they cost where the steps can be replayed."""
-    if not found.steps.are_marked or len(gpu_work(run)) > _WORK_MOST:
+    # The first two conditions are those that a replay refuses, too.
+    if len(found.steps.number) < STEPS_LEAST or not found.steps.are_marked or len(gpu_work(run)) > _WORK_MOST:
         return causes
     subject = Recorded(run)
     replay = Replay([subject.program])

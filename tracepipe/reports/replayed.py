@@ -1,6 +1,4 @@
-"""The recording that a program would have left with a change: what `convert --whatif` draws beside the
-recorded one.
-"""
+"""A replay with a change as a recording of its own, which `convert --whatif` draws next to the real one."""
 
 from __future__ import annotations
 
@@ -70,6 +68,7 @@ def _lines(
     is_wait, tops = one.what == WAIT, outermost_rows(run, work.call)
     call = np.where(is_wait, one.work, tops[np.where(is_wait, 0, one.work)])
     names = run.values("userspace", call, "name", "pid", "tid")
+    gpu = int(work.gpus[0]) if len(work.gpus) else 0  # a program of several is not replayed
     streams = run.shapes.values("stream", np.maximum(shapes_of(run, work), 0))
     called_ns, starts_ns, ends_ns = (
         (times_ns + begin_ns).tolist() for times_ns in (timeline.call_ns, timeline.start_ns, timeline.end_ns)
@@ -88,7 +87,7 @@ def _lines(
         if not is_wait[row] and ends_ns[row] > starts_ns[row]:
             at = int(one.work[row])
             layer = "transfer" if work.what[at] == COPY else "gpu_kernel"
-            on = {"pid": ids["pid"], "gpu": 0, "stream": streams[at], "launch": launch[row]}
+            on = {"pid": ids["pid"], "gpu": gpu, "stream": streams[at], "launch": launch[row]}
             yield _span(layer, work.name(run, at) or "", starts_ns[row], ends_ns[row], **on)
 
 

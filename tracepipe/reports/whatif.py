@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -30,7 +31,6 @@ _BLOCKS: Final = 8
 # Of how many steps the critical path is followed, and how much of it is shown.
 _PATHS_MOST: Final = 16
 _SHOWN: Final = 4
-_DOES: Final = dict(zip(range(len(PURPOSES)), PURPOSES, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +151,12 @@ def _path(replay: Replay, changes: Changes, ranks: Sequence[int]) -> str:
     """What is on the critical path then, of some of the steps that a change concerns."""
     steps, timeline = np.flatnonzero(replay.concerned(changes)), replay.run(changes)
     spent = Counter[str]()
-    for step in steps[:: -(-len(steps) // _PATHS_MOST) or 1].tolist():
-        for piece in replay.path(timeline, step):
-            what = piece.what
-            if what == WORKS:
-                what = _DOES[int(replay.programs[piece.number].what[piece.row])]
-            spent[f"rank {ranks[piece.number]} {what}" if len(ranks) > 1 else what] += piece.ns
+    some = steps[:: -(-len(steps) // _PATHS_MOST) or 1].tolist()
+    for piece in chain.from_iterable(replay.paths(timeline, some)):
+        what = piece.what
+        if what == WORKS:
+            what = PURPOSES[int(replay.programs[piece.number].what[piece.row])]
+        spent[f"rank {ranks[piece.number]} {what}" if len(ranks) > 1 else what] += piece.ns
     shares = ((what, round(100 * ns / spent.total())) for what, ns in spent.most_common(_SHOWN) if ns)
     most = ", ".join(f"{what} {share}%" for what, share in shares if share)
     return f"the critical path then: {most or 'not known'}"
