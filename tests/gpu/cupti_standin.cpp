@@ -15,7 +15,6 @@
 //     profile      the program calls cuProfilerStart, and
 //     unprofile    cuProfilerStop
 //     asked        says whether CUPTI is asked for any record: `asked for nothing` or `asked for some`
-//     changed      says how often CUPTI was asked about a single function since `begun`: to do so harms calls
 //     take         another profiler registers callbacks for its buffers
 //     callbacks    says whether any call has callbacks: `no callbacks`, or `some callbacks`
 //     subscribe    another profiler subscribes, which no one may have done: `refused` if so
@@ -39,7 +38,6 @@
 #include <set>
 #include <utility>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include <cupti.h>
@@ -66,9 +64,6 @@ struct Buffer {
 };
 std::map<pid_t, Buffer> buffers;
 std::set<CUpti_ActivityKind> kinds;
-std::set<uint32_t> driver_calls;
-bool is_begun;
-int functions_changed;
 bool is_subscribed;
 CUpti_CallbackFunc called_back;
 void *of_subscriber;
@@ -78,6 +73,12 @@ std::map<pid_t, std::vector<std::string>> held;  // by thread, what CUPTI has no
 uint32_t correlation;
 CUpti_TimestampCallbackFunc now;
 
+// As CUPTI marks a record that has no times yet.
+void mark(CUpti_ActivityKernel10 &record, bool is_waiting) {
+    constexpr uint32_t WAITS = 1u << 31;
+    uint32_t kind = uint32_t(record.kind) & ~WAITS;
+    record.kind = CUpti_ActivityKind(is_waiting ? kind | WAITS : kind);
+}
 template <typename Record> void add(const Record &record, bool is_waiting = false) {
     if (!request) return;
     if (is_hidden) return void(held[gettid()].emplace_back(reinterpret_cast<const char *>(&record), sizeof record));
@@ -86,32 +87,32 @@ template <typename Record> void add(const Record &record, bool is_waiting = fals
     if (buffer.memory && buffer.used + sizeof record + 8 > buffer.bytes) cuptiActivityFlushAll(0);
     if (!buffer.memory) request(&buffer.memory, &buffer.bytes, &records_max);
     auto *there = memcpy(buffer.memory + buffer.used, &record, sizeof record);
-    if (is_waiting) buffer.waiting.push_back(static_cast<CUpti_ActivityKernel10 *>(there));
+    if (is_waiting) {
+        buffer.waiting.push_back(static_cast<CUpti_ActivityKernel10 *>(there));
+        mark(*buffer.waiting.back(), true);
+    }
     buffer.used += (sizeof record + 7) / 8 * 8;
 }
 bool is_called_for(CUpti_CallbackDomain domain, uint32_t cbid) {
     std::lock_guard lock(mutex);
     return called_for.count({domain, cbid});
 }
-// A callback of a driver function, at its entry or its exit.
+// A callback of a function, at its entry or its exit. `params`: what it was given.
 void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr,
-               CUpti_CallbackDomain domain = CUPTI_CB_DOMAIN_DRIVER_API) {
+               CUpti_CallbackDomain domain = CUPTI_CB_DOMAIN_DRIVER_API, const void *params = nullptr) {
     if (!is_called_for(domain, cbid)) return;
+    static uint32_t result = 0;
     CUpti_CallbackData data{};
     data.callbackSite = is_entry ? CUPTI_API_ENTER : CUPTI_API_EXIT, data.symbolName = kernel;
+    data.correlationId = correlation, data.contextUid = 1;
+    data.functionParams = params, data.functionReturnValue = &result;
     if (cbid == CUPTI_DRIVER_TRACE_CBID_cuModuleUnload) data.functionName = "cuModuleUnload";
     called_back(of_subscriber, domain, cbid, &data);
 }
-void call(uint32_t cbid) { call_back(cbid, true), call_back(cbid, false); }
-void api(uint32_t cbid) {
+void call(uint32_t cbid, const void *params = nullptr) {
     std::lock_guard lock(mutex);
     correlation++;
-    if (!driver_calls.count(cbid)) return;
-    CUpti_ActivityAPI record{};
-    record.kind = CUPTI_ACTIVITY_KIND_DRIVER, record.cbid = cbid, record.correlationId = correlation;
-    record.start = now(), record.end = now();
-    record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
-    add(record);
+    for (bool is_entry : {true, false}) call_back(cbid, is_entry, nullptr, CUPTI_CB_DOMAIN_DRIVER_API, params);
 }
 struct Needs {
     int registers = 0, static_bytes = 0, dynamic_bytes = 0, configured_bytes = 0;
@@ -129,10 +130,10 @@ void run(CUpti_ActivityKernel10 &record, unsigned ms) {
     record.start = now();
     if (ms) usleep(ms * 1000);
     record.end = ms ? now() : record.start + 10;
+    mark(record, false);
 }
 void launch_now(Runs runs, unsigned ms) {
     std::lock_guard lock(mutex);
-    api(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel);
     if (runs == NEVER || !kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
     CUpti_ActivityKernel10 record{};
     record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
@@ -145,45 +146,33 @@ void launch_now(Runs runs, unsigned ms) {
     if (runs == NOW && !is_late) run(record, ms);
     add(record, runs == LATER || (runs == NOW && is_late));
 }
-void launch(Runs runs, unsigned ms = 0) {
+void launch_by_driver(Runs runs, unsigned ms = 0) {
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, true, "f");
     launch_now(runs, ms);
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, false, "f");
 }
-// As cudaLaunchKernel, which calls the driver's function; its own record is made where it is wanted when it returns.
-void launch_by_runtime() {
-    uint32_t cbid = CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000;
-    call_back(cbid, true, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
-    launch(NOW);
-    {
-        std::lock_guard lock(mutex);
-        CUpti_ActivityAPI record{};
-        record.kind = CUPTI_ACTIVITY_KIND_RUNTIME, record.cbid = cbid, record.correlationId = correlation;
-        record.start = now(), record.end = now();
-        record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
-        if (kinds.count(CUPTI_ACTIVITY_KIND_RUNTIME)) add(record);
-    }
-    call_back(cbid, false, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
-}
-// Calls that record an event and wait. CUPTI has the first of the two kinds only together with the second.
-void wait() {
+void launch(Runs runs, unsigned ms = 0) {
     std::lock_guard lock(mutex);
-    constexpr auto EVENT = CUPTI_ACTIVITY_KIND_CUDA_EVENT, WAIT = CUPTI_ACTIVITY_KIND_SYNCHRONIZATION;
-    constexpr uint32_t NONE = CUPTI_SYNCHRONIZATION_INVALID_VALUE;
-    CUpti_ActivityCudaEvent2 event{};
-    event.kind = EVENT, event.contextId = 1, event.streamId = 13, event.eventId = 5;
-    event.correlationId = correlation + 1;
-    if (kinds.count(EVENT) && kinds.count(WAIT)) add(event);
-    api(CUPTI_DRIVER_TRACE_CBID_cuEventRecord);
-    for (auto [cbid, stream, of] : {std::tuple{CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent, 14u, 5u},
-                                    {CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, 14u, NONE},
-                                    {CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, NONE, 5u}}) {
-        CUpti_ActivitySynchronization2 wait{};
-        wait.kind = WAIT, wait.contextId = 1, wait.streamId = stream, wait.cudaEventId = of;
-        wait.correlationId = correlation + 1;
-        if (kinds.count(WAIT)) add(wait);
-        api(cbid);
+    correlation++;
+    launch_by_driver(runs, ms);
+}
+// As cudaLaunchKernel, which calls the driver's function: both have one number.
+void launch_by_runtime() {
+    std::lock_guard lock(mutex);
+    correlation++;
+    for (bool is_entry : {true, false}) {
+        call_back(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000, is_entry, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
+        if (is_entry) launch_by_driver(NOW);
     }
+}
+void *handle(uintptr_t number) { return reinterpret_cast<void *>(number); }
+// Calls that record an event and wait. A stream's handle is its number.
+void wait() {
+    const void *event = handle(0x5000), *recorded[] = {event, handle(13)}, *waits[] = {handle(14), event};
+    call(CUPTI_DRIVER_TRACE_CBID_cuEventRecord, recorded);
+    call(CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent, waits);
+    call(CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, waits);
+    call(CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, recorded);
 }
 void run_waiting() {
     std::lock_guard lock(mutex);
@@ -203,30 +192,17 @@ void other_takes(CUcontext, uint32_t, uint8_t *, size_t, size_t) {}
 }  // namespace
 
 extern "C" {
-int standin_driver_version(int *version) {
-    *version = 13000;
-    api(CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion);
-    return 0;
-}
+int standin_driver_version(int *version) { return *version = 13000, 0; }
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
-    for (uint32_t cbid = 1; kind == CUPTI_ACTIVITY_KIND_DRIVER && cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++)
-        driver_calls.insert(cbid);
     return kinds.insert(kind), CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
-    if (kind == CUPTI_ACTIVITY_KIND_DRIVER) driver_calls.clear();
     return kinds.erase(kind), CUPTI_SUCCESS;
 }
-CUptiResult cuptiActivityEnableDriverApi(CUpti_CallbackId cbid, uint8_t enable) {
-    std::lock_guard lock(mutex);
-    enable ? void(driver_calls.insert(cbid)) : void(driver_calls.erase(cbid));
-    return functions_changed += is_begun, CUPTI_SUCCESS;
-}
-CUptiResult cuptiActivityEnableRuntimeApi(CUpti_CallbackId, uint8_t) {
-    std::lock_guard lock(mutex);
-    return functions_changed += is_begun, CUPTI_SUCCESS;
+CUptiResult cuptiGetStreamIdEx(CUcontext, CUstream stream, uint8_t, uint32_t *number) {
+    return *number = uint32_t(reinterpret_cast<uintptr_t>(stream)), CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityFlushAll(uint32_t flag) {
     std::lock_guard lock(mutex);
@@ -241,6 +217,7 @@ CUptiResult cuptiActivityFlushAll(uint32_t flag) {
         }
     for (auto &[thread, buffer] : buffers) {
         if (!buffer.memory || (!buffer.waiting.empty() && flag != CUPTI_ACTIVITY_FLAG_FLUSH_FORCED)) continue;
+        for (CUpti_ActivityKernel10 *record : buffer.waiting) mark(*record, false);
         Buffer full = std::move(buffer);
         buffer = {};
         complete(nullptr, 0, full.memory, full.bytes, full.used);
@@ -254,11 +231,7 @@ CUptiResult cuptiActivityGetAttribute(CUpti_ActivityAttribute, size_t *, void *v
 CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activity **record) {
     // Never destroyed: records are asked for at the program's exit too.
     static const auto &sizes = *new std::map<CUpti_ActivityKind, size_t>{
-        {CUPTI_ACTIVITY_KIND_DRIVER, sizeof(CUpti_ActivityAPI)},
-        {CUPTI_ACTIVITY_KIND_RUNTIME, sizeof(CUpti_ActivityAPI)},
         {CUPTI_ACTIVITY_KIND_DEVICE, sizeof(CUpti_ActivityDevice5)},
-        {CUPTI_ACTIVITY_KIND_CUDA_EVENT, sizeof(CUpti_ActivityCudaEvent2)},
-        {CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, sizeof(CUpti_ActivitySynchronization2)},
         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, sizeof(CUpti_ActivityKernel10)}};
     auto *next = *record ? reinterpret_cast<uint8_t *>(*record) + (sizes.at((*record)->kind) + 7) / 8 * 8 : from;
     if (next >= from + bytes) return CUPTI_ERROR_MAX_LIMIT_REACHED;
@@ -334,6 +307,10 @@ CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc fu
     *handle = reinterpret_cast<CUpti_SubscriberHandle>(&is_subscribed);
     return is_subscribed = true, CUPTI_SUCCESS;
 }
+CUptiResult cuptiSubscribe_v2(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc function, void *given,
+                              CUpti_SubscriberParams *) {
+    return cuptiSubscribe(handle, function, given);
+}
 CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle, CUpti_CallbackDomain domain, CUpti_CallbackId cbid) {
     std::lock_guard lock(mutex);
     enable ? void(called_for.insert({domain, cbid})) : void(called_for.erase({domain, cbid}));
@@ -348,7 +325,6 @@ int main() {
     int version;
     cuDriverGetVersion(&version);
     if (InitializeInjection) InitializeInjection();
-    is_begun = true;
     puts("begun");
     fflush(stdout);
     char word[32];
@@ -365,10 +341,6 @@ int main() {
         if (what == "gpu") gpu();
         if (what == "run") run_waiting();
         if (what == "waits") wait();
-        if (what == "changed") {
-            std::lock_guard lock(mutex);
-            what = std::to_string(functions_changed);
-        }
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
         if (what == "callbacks") {
             std::lock_guard lock(mutex);
@@ -384,7 +356,7 @@ int main() {
         if (what == "unprofile") call(CUPTI_DRIVER_TRACE_CBID_cuProfilerStop);
         if (what == "asked") {
             std::lock_guard lock(mutex);
-            what = kinds.empty() && driver_calls.empty() ? "asked for nothing" : "asked for some";
+            what = kinds.empty() ? "asked for nothing" : "asked for some";
         }
         if (what == "late") is_late = true;
         if (what == "hidden") is_hidden = true;

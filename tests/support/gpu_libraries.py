@@ -25,7 +25,8 @@ from tracepipe.tracer.gpu.build.toolchain import Toolchain, find_parts
 
 ROOT = Path(__file__).parents[2]
 NATIVE, SOURCES = ROOT / "tracepipe/tracer/gpu/native", ROOT / "tests/gpu"
-FLAGS = ["-std=c++17", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+# Functions are aligned as in NVIDIA's libraries, which are optimized.
+FLAGS = ["-std=c++17", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-falign-functions=16"]
 # Engine → NVIDIA's library that it is linked to, with its stand-in, and that of the driver.
 _STANDINS = {
     "kernels": ("libcupti.so.13", "cupti_standin.cpp", "cuda_standin.cpp"),

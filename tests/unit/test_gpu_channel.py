@@ -311,13 +311,11 @@ def test_what_a_process_left_is_read_once_whatever_it_says_of_it(channel: Channe
         process.map[at : at + len(content)] = content
     for number, (launches, warps) in enumerate([(3, 5), (-1, 0), (1 << 62, -(1 << 63))]):
         UNSENT.pack_into(process.map, UNSENT_AT + 32 * number, 42, 9, launches, warps)
-    UNSENT.pack_into(process.map, UNSENT_AT + 32 * 3, 43, (1 << 32) - 1, 0, 0)
     found = payloads(channel.collect(is_final=True))
-    assert [left.rstrip(b"\0") for left in found] == [b"left", b"nt"]
+    assert [left.rstrip(b"\0") for left in found] == [b"left", b"nt", b"", b""]
     counted = losses(channel)
-    (calls,) = (count for reason, count in counted.items() if "process 43 ended before CUPTI" in reason)
     unread = {f"process 42 ended before {n} were read from the GPU": n for n in (3, 5)}
-    assert (calls, len(counted)) == (((1 << 32) - 1) // 2, 3)
+    assert len(counted) == 2
     assert unread.items() <= counted.items()
     assert (channel.collect(is_final=True), losses(channel)) == (b"", {})
 

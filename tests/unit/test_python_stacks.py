@@ -23,7 +23,7 @@ from tracepipe.tracer.gpu.engines.streams import FRAME, STACK
 
 PROGRAM = SOURCES / "stacks_of_python.py"
 FRAMES_MAX = 128
-STACKS_MAX, NOTES = 1 << 16, 1 << 14
+STACKS_MAX = 1 << 16
 DRIVER, LAUNCH_ID = 1, 307
 Event = dict[str, Any]
 
@@ -93,23 +93,17 @@ def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -
 
 @pytest.mark.slow
 def test_more_stacks_than_are_kept_are_none_and_counted(tmp_path: Path) -> None:
-    """A process has 65,536 stacks, and a thread room for 16,384 notes."""
     library = build_library(tmp_path / "stacks.so", SOURCES / "python_stacks.cpp")
     channel = Channel(1 << 25)
-    command = [sys.executable, str(SOURCES / "many_stacks.py"), str(library), "66000", "17000"]
+    command = [sys.executable, str(SOURCES / "many_stacks.py"), str(library), "66000"]
     chunk, printed = collected(channel, command)
-    answer = json.loads(printed)
-    # The first notes were written over: their calls have no stack rather than another's.
-    lost = answer["known"].count(False)
-    assert 17000 - NOTES <= lost <= 17000 - NOTES + 1
-    assert answer["known"] == [False] * lost + [True] * (17000 - lost)
-    assert answer["differ"] == 17000 - lost, "each its own"
+    numbers = json.loads(printed)
     # Frames are bounded as stacks are, and each stack has one of its own here.
-    assert STACKS_MAX - 200 < answer["numbers"] < STACKS_MAX
+    assert STACKS_MAX - 200 < numbers < STACKS_MAX
     (loss,) = channel.losses({})
-    assert (loss.layer, loss.count) == ("stack", 66000 - answer["numbers"])
+    assert (loss.layer, loss.count) == ("stack", 66000 - numbers)
     assert loss.reason == "a process had more Python stacks than are kept"
-    assert sum(record.kind == Kind.STACK for record in records(chunk)) == 17000 + answer["numbers"]
+    assert sum(record.kind == Kind.STACK for record in records(chunk)) == numbers
     channel.close()
 
 

@@ -203,10 +203,8 @@ _PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT, _TURNS_AT, _KEPT_AT = 64, 128, 192, 704
 _KEPT: Final = struct.Struct("<IIQ")
 """A buffer's process, whether its records from a position on are nowhere else, and that position"""
 _IN_FLIGHT_AT, _COUNTED_PROCESSES = 3072, 31
-_IN_FLIGHT: Final = struct.Struct("<IIqq8x")
-"""A process, how often CUPTI read the clock in it since it gave all its records, and its launches and warps
-that were to be recorded and were not sent"""
-_READINGS_OF_A_CALL: Final = 2
+_IN_FLIGHT: Final = struct.Struct("<I4xqq8x")
+"""A process, and its launches and warps that were to be recorded and were not sent"""
 _KEPT_BUFFERS, _KEPT_BYTES, _CUPTI_RECORD_MAX = 128, 1 << 20, 1024
 _WINDOWS: Final = struct.Struct("<5I4x16Q")
 """turns, windows left, hits of the trigger that begins windows and of the one that ends them, whether there
@@ -258,7 +256,6 @@ class Channel:
         self._dropped = [0] * _KINDS
         self._faults: dict[str, int] = {}
         self._unsent: list[tuple[str | None, int, str]] = []
-        self._left: set[int] = set()
         self._is_overwritten = False
         self._turns = 1
         self._losses_until_ns = time.monotonic_ns()
@@ -329,7 +326,7 @@ class Channel:
         return b"".join(pieces)
 
     def _kept(self) -> Iterator[bytes]:
-        """Records of what processes had in their buffers when they ended, once."""
+        """Records of what processes had in their buffers, if anything, when they ended without giving them up; once."""
         for number in range(_KEPT_BUFFERS):
             entry = _KEPT_AT + number * _KEPT.size
             pid, is_out, sent = _KEPT.unpack_from(self._map, entry)
@@ -339,9 +336,6 @@ class Channel:
             sent = min(sent, _KEPT_BYTES)
             start = _HEADER_BYTES + self._ring_bytes + number * _KEPT_BYTES
             content = os.pread(self._memory, _KEPT_BYTES - sent, start + sent).rstrip(b"\0")
-            if not content:
-                continue
-            self._left.add(pid)
             content += bytes(
                 _CUPTI_RECORD_MAX + -len(content) % ALIGNMENT
             )  # its last record may end with zeros
@@ -351,18 +345,12 @@ class Channel:
         """Count what processes had not sent when they ended, once."""
         for number in range(_COUNTED_PROCESSES):
             entry = _IN_FLIGHT_AT + number * _IN_FLIGHT.size
-            pid, readings, *counts = _IN_FLIGHT.unpack_from(self._map, entry)
-            _IN_FLIGHT.pack_into(self._map, entry, 0, 0, 0, 0)
+            pid, *counts = _IN_FLIGHT.unpack_from(self._map, entry)
+            _IN_FLIGHT.pack_into(self._map, entry, 0, 0, 0)
             for layer, count in zip(("gpu_kernel", "gpu_warp"), counts, strict=True):
                 if 0 < count <= _DROPPED_MAX:
                     reason = f"process {pid} ended before {count} were read from the GPU"
                     self._unsent.append((layer, count, reason))
-            calls = readings // _READINGS_OF_A_CALL
-            if calls > 1 and pid not in self._left:  # one may be a call that has not returned
-                reason = (
-                    f"at most: process {pid} ended before CUPTI had written the records of its last calls"
-                )
-                self._unsent.append(("userspace", calls, reason))
 
     def losses(
         self, layers: Mapping[int, str], reasons: Mapping[int, str] = MappingProxyType({})

@@ -93,6 +93,8 @@ SET: Final = struct.Struct("<QQQQ7I4x")
 CALL: Final = struct.Struct("<QQQ8I")
 MEMORY: Final = struct.Struct("<QQQ6I")
 TAKEN: Final = struct.Struct("<QQ")
+_TIMES_BYTES: Final = 16
+"""Records of work begin with two times."""
 LAYOUT: Final = struct.Struct("<4I")
 FIELD: Final = struct.Struct("<3H2x")
 _LAYOUTS_MAX, _FIELDS_MAX, _LEAST_CUPTI_RECORD = 64, 64, 32
@@ -103,6 +105,8 @@ _MEMORIES: Final = ("", "pageable", "pinned", "device", "array", "managed", "dev
 _ALLOCATE, _RELEASE = 1, 2  # CUpti_ActivityMemoryOperationType
 _PINNED: Final = 2
 _KINDS_OF_CALLS: Final = (_PINNED, 3, 5)  # device and managed memory
+_NO_TIMES_YET: Final = 1 << 31
+"""The bit in the kind of a record of CUPTI's to which it has not written times"""
 _ADDRESS: Final = (1 << 48) - 1
 """The bits of a kernel's name that are its address; those above are a count."""
 _NONE: Final = 0xFFFFFFFF
@@ -269,8 +273,8 @@ class _Work:
     """Correlation of a call that allocates or frees memory → its function and thread; the last calls only."""
     launches: _Launches = field(default_factory=_Launches)
     layouts: dict[int, _Layout] = field(default_factory=dict)
-    left: dict[int, None] = field(default_factory=dict)
-    """Correlations of launches in buffers that the process could not send."""
+    has_died: bool = False
+    """Whether it could not send its last records."""
     now_ns: int = 0
     """The latest time of its records."""
     is_realtime: bool = False
@@ -393,9 +397,9 @@ class KernelDecoder(Decoder):
             elif record.kind != KernelKind.TAKEN:
                 events += self._checked_events(self._work[record.pid], record, _NOT_ENDED)
         for pid, work in self._work.items():
-            if work.left and (lost := work.left.keys() & work.launches.without_kernel):
+            if work.has_died and (lost := work.launches.without_kernel):
                 self._unended[pid, "gpu_kernel", _NOT_TIMED] += len(lost)
-            work.left.clear()
+            work.has_died = False
             events += work.with_clock(work.launches.late(work.now_ns))
         events += self._taken_over(waiting)
         now_ns = max((record.time_ns for record in waiting), default=0)
@@ -419,15 +423,18 @@ class KernelDecoder(Decoder):
 
     def _events_left(self, work: _Work, buffer: GpuRecord) -> list[Event]:
         """The events of a buffer that its process could not send."""
+        work.has_died = True
         names = {number & _ADDRESS: number for number in work.process.names}
         made: dict[int, bytearray] = {}
         at, payload = 0, buffer.payload
         try:
             while cupti_kind := int.from_bytes(payload[at : at + 4], "little"):
-                if (layout := work.layouts.get(cupti_kind)) is None:
+                if (layout := work.layouts.get(cupti_kind & ~_NO_TIMES_YET)) is None:
                     raise Malformed
                 if layout.kind:
                     record = layout.read(payload[at : at + layout.size_bytes])
+                    if cupti_kind & _NO_TIMES_YET:
+                        record[:_TIMES_BYTES] = bytes(_TIMES_BYTES)
                     values = self._layouts[layout.kind][0].unpack(record)
                     if layout.kind == KernelKind.KERNEL:
                         record[16:24] = names.get(values[2], 0).to_bytes(8, "little")
@@ -568,10 +575,7 @@ def _is_left(work: _Work, kind: int, values: tuple[int, ...]) -> bool:
     if kind == KernelKind.KERNEL:  # it may have died between sending it and saying so; nodes share a number
         return bool(values[20]) or values[7] not in work.launches.ran
     if kind == KernelKind.CALL:
-        function = work.functions.get((values[3], values[4]))
-        if function and _LAUNCHES.match(function.name):
-            work.left[values[6]] = None
-        return function is not None
+        return (values[3], values[4]) in work.functions
     return kind != KernelKind.MEMORY or (values[7] in (_ALLOCATE, _RELEASE) and values[8] in _KINDS_OF_CALLS)
 
 
@@ -627,9 +631,9 @@ class KernelStream(RecordStream):
         """
         self._library, self._calls = library, calls_text(calls)
         self._lock = None if sampled is None else SamplingLock(sampled)
-        if self._lock is None:  # else CUPTI would have two clients, and it gives its callbacks to only one
+        if self.source == "kernels":
             self.sees = {"kernel": library, "profiler": library}
-        else:
+        if self._lock is not None:
             self.layers |= {STALL_LAYER}
 
     @classmethod

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // How CUPTI's records become those of the channel, for the capture process: see Layout of kernel_records.h.
 //
-// CUPTI adds a record to a buffer when a call returns or a kernel is launched, and later the times of the kernel.
-// Each record follows the one before it, at a multiple of 8 bytes. The rest of a buffer is zero.
+// CUPTI adds a record to a buffer when a kernel is launched, and its times later: until then the highest bit of
+// its kind is set. Each record follows the one before it, at a multiple of 8 bytes. The rest of a buffer is zero.
 #pragma once
 #include <cstddef>
 #include <cupti.h>
@@ -26,11 +26,16 @@ using CuptiPeerCopy = CUpti_ActivityMemcpyPtoP4;
 using CuptiSet = CUpti_ActivityMemset4;
 using CuptiMemory = CUpti_ActivityMemory4;
 using CuptiDevice = CUpti_ActivityDevice5;
-using CuptiWait = CUpti_ActivitySynchronization;  // its successors only add members
-using CuptiEvent = CUpti_ActivityCudaEvent;
+
+// A call in its thread's buffer, which the library fills itself. No kind of CUPTI has this number.
+constexpr uint32_t KEPT_CALL = 1 << 16;
+struct KeptCall {
+    uint32_t kind, zero;
+    Call call;
+};
 
 template <typename From, typename To>
-void put_layout(Channel &channel, CUpti_ActivityKind from, KernelKind kind, const To &record,
+void put_layout(Channel &channel, uint32_t from, KernelKind kind, const To &record,
                 std::initializer_list<Field> fields) {
     Layout layout{from, uint32_t((sizeof(From) + 7) / 8 * 8), kind, sizeof record};
     std::string rest(reinterpret_cast<const char *>(&record), sizeof record);
@@ -39,15 +44,7 @@ void put_layout(Channel &channel, CUpti_ActivityKind from, KernelKind kind, cons
 }
 
 inline void put_layouts(Channel &channel) {
-    auto skip = [&](CUpti_ActivityKind kind, auto record) { put_layout<decltype(record)>(channel, kind, KernelKind(0), uint64_t(0), {}); };
-    skip(CUPTI_ACTIVITY_KIND_DEVICE, CuptiDevice{});
-#if CUPTI_API_VERSION >= 130000
-    skip(CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, CUpti_ActivitySynchronization2{});
-    skip(CUPTI_ACTIVITY_KIND_CUDA_EVENT, CUpti_ActivityCudaEvent2{});
-#else
-    skip(CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, CuptiWait{});
-    skip(CUPTI_ACTIVITY_KIND_CUDA_EVENT, CuptiEvent{});
-#endif
+    put_layout<CuptiDevice>(channel, CUPTI_ACTIVITY_KIND_DEVICE, KernelKind(0), uint64_t(0), {});
 #define FIELD(from, to)                                                                   \
     Field {                                                                               \
         offsetof(From, from), offsetof(To, to),                                           \
@@ -96,16 +93,7 @@ inline void put_layouts(Channel &channel) {
                           FIELD(correlationId, correlation), FIELD(memoryOperationType, operation),
                           FIELD(memoryKind, memory_kind)});
     }
-    for (bool is_driver : {false, true}) {
-        using From = CUpti_ActivityAPI;
-        using To = Call;
-        To call{};
-        call.domain = is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API;
-        call.context = call.stream = call.event = ~0u;
-        put_layout<From>(channel, is_driver ? CUPTI_ACTIVITY_KIND_DRIVER : CUPTI_ACTIVITY_KIND_RUNTIME, KIND_CALL, call,
-                         {FIELD(start, start_ns), FIELD(end, end_ns), FIELD(cbid, cbid), FIELD(threadId, tid),
-                          FIELD(correlationId, correlation), FIELD(returnValue, result)});
-    }
+    put_layout<KeptCall>(channel, KEPT_CALL, KIND_CALL, Call{}, {{offsetof(KeptCall, call), 0, sizeof(Call), 0}});
 #undef WORK
 #undef FIELD
 }

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: MIT
-// The engine `kernels` in a traced process: puts CUPTI's activity records into the channel.
+// The engine `kernels` in a traced process: puts CUPTI's activity records, and the program's calls, into the
+// channel.
 //
 //     libcuda ──InitializeInjection──▶ enable ──▶ CUPTI's buffers ──flush thread──▶ arrays ──▶ channel
-//     (CUDA_INJECTION64_PATH)                     on the target's threads           on the library's
+//     (CUDA_INJECTION64_PATH)             │       on the target's threads           on the library's
+//                                         └─────▶ callbacks of calls (api_calls.h)
 //
-// The target's threads only fill CUPTI's buffers. The library's own thread translates and sends the records
-// every FLUSH_MS, and at the end of the recording, when CUPTI is turned off, or of the process. CUPTI returns
+// The target's threads only fill buffers. The library's own thread translates and sends the records every
+// FLUSH_MS, after a call has waited for the GPU, and at the end of the recording or of the process. CUPTI returns
 // a buffer when all work in it has ended, or when it is forced to: then work that has not ended has no times,
 // and is lost. So at an end, buffers are waited for, and only after a while forced.
 // Buffers are in the channel's memory (kept_layouts.h), so the capture process reads what a process that was killed,
 // or left by _exit, could not send.
-// Nothing here waits for the GPU. The only CUDA calls are the heartbeat and, in a running process, those that
-// list the GPUs.
-#include "call_choice.h"
-#include "call_stacks.h"
-#include "heartbeat.h"
+// Nothing here waits for the GPU. The only CUDA calls are, in a running process, those that list the GPUs.
+//
+// Only one client can have CUPTI's callbacks, or its records. When another one comes, the recording ends, and it has
+// both.
+#include "api_calls.h"
+#include "entry_jump.h"
 #include "own_thread.h"
-#include "redirect.h"
 #include "stall_sampler.h"
+#include "subscription.h"
 #include "translator.h"
 #include "transport.h"
 #include "window_calls.h"
@@ -43,9 +46,8 @@ constexpr unsigned FIRST_FLUSH_MS = 1, FLUSH_MS = 25;
 constexpr auto LAST_OF_RECORDING = std::chrono::milliseconds(2000), LAST_OF_PROCESS = std::chrono::milliseconds(250);
 constexpr size_t PAGE_BYTES = 4096;
 constexpr auto LOOK_MS = std::chrono::milliseconds(2);
-// So many missed heartbeats mean that another profiler has CUPTI. If threads share buffers, a beat can wait
-// in a buffer with a running kernel: then only the end, which forces buffers out, can show it.
-constexpr uint64_t MISSED_AT_END = 2, MISSED_BETWEEN = 80;
+// After a call that waited for the GPU, its records are sent at once, unless they were sent so short a time before.
+constexpr uint64_t FLUSHED_NS = 2'000'000;
 struct Work {
     CUpti_ActivityKind kind;
     const char *what;
@@ -58,26 +60,19 @@ constexpr Work WORK[] = {
     {CUPTI_ACTIVITY_KIND_MEMSET, "memsets"},
     {CUPTI_ACTIVITY_KIND_MEMORY2, "allocations"},
 };
-constexpr CUpti_ActivityKind CALLS[] = {CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIVITY_KIND_DRIVER};
-// CUPTI has the records of events only together with those of waits.
-constexpr CUpti_ActivityKind WAITS[] = {CUPTI_ACTIVITY_KIND_SYNCHRONIZATION, CUPTI_ACTIVITY_KIND_CUDA_EVENT};
-
 Channel channel;
 Windows windows(channel);
-Heartbeat heartbeat;
-CallChoice &choice = *new CallChoice;  // never destroyed, as the translator uses it
-CallStacks &stacks = *new CallStacks;
 pid_t owner;
-StallSampler &stalls = *new StallSampler(channel, windows);  // never destroyed: CUPTI may be in its callback
-
 // Used until the process ends, so never destroyed: CUPTI's own threads may outlive static objects.
-Translator &translator = *new Translator(channel, heartbeat, choice, stacks);
+Subscription &subscription = *new Subscription;
+ApiCalls &calls = *new ApiCalls(channel, subscription);
+StallSampler &stalls = *new StallSampler(channel, windows, subscription);
+Translator &translator = *new Translator(channel);
 
 // Buffers are reused: a fresh one costs the requesting thread about 250 page faults.
 std::mutex &spare_mutex = *new std::mutex;
 std::vector<uint8_t *> &spare = *new std::vector<uint8_t *>;
 std::atomic<int> buffers_out{0};
-bool are_buffers_shared = false;
 
 void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) {
     *bytes = BUFFER_BYTES, *records_max = 0;
@@ -87,7 +82,7 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
         if (*buffer) spare.pop_back();
     }
     if (!*buffer && !(*buffer = channel.take_buffer()))
-        *buffer = static_cast<uint8_t *>(aligned_alloc(8, BUFFER_BYTES));
+        *buffer = static_cast<uint8_t *>(calloc(1, BUFFER_BYTES));
     if (!*buffer) return void(*bytes = 0);
     buffers_out++;
     if (KeptBuffer *kept = channel.kept(*buffer)) kept->sent = 0, kept->is_out = 1;
@@ -96,10 +91,8 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
 void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t, size_t valid_bytes) {
     KeptBuffer *kept = channel.kept(buffer);
     if (valid_bytes) translator.translate(buffer, valid_bytes, kept);
-    if (kept) {
-        kept->is_out = 0;
-        memset(buffer, 0, std::min(BUFFER_BYTES, valid_bytes + PAGE_BYTES));
-    }
+    if (kept) kept->is_out = 0;
+    memset(buffer, 0, std::min(BUFFER_BYTES, valid_bytes + PAGE_BYTES));
     size_t dropped = 0;
     if (cuptiActivityGetNumDroppedRecords(context, stream, &dropped) == CUPTI_SUCCESS && dropped)
         channel.drop(KIND_ANY, dropped);
@@ -110,13 +103,13 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, s
 
 // At the end of the recording or of the process: other processes can have the buffers.
 void give_up_buffers() {
+    calls.give_up_buffers();
     std::lock_guard lock(spare_mutex);
     auto is_kept = [](uint8_t *buffer) {
         KeptBuffer *kept = channel.kept(buffer);
         if (kept) kept->pid = 0;
         return kept != nullptr;
     };
-    channel.end_count();
     spare.erase(std::remove_if(spare.begin(), spare.end(), is_kept), spare.end());
 }
 
@@ -133,7 +126,7 @@ std::atomic<uint32_t> followed_turns{1};
 enum Attached { RECORDED, ALREADY_RECORDED, NOT_CONNECTED, OTHER_PROFILER, CUPTI_FAILS };
 
 void report_taken() {
-    uint64_t times_ns[] = {heartbeat.seen_until_ns(), monotonic_ns()};
+    uint64_t now_ns = monotonic_ns(), times_ns[] = {now_ns, now_ns};
     channel.put(KIND_TAKEN, times_ns, sizeof times_ns, {}, 0);
     channel.forget_buffers();
 }
@@ -147,60 +140,21 @@ bool enable(const Work &work) {
     return false;
 }
 
-// Disables the records of all functions that `takes` rejects. Only if no other thread can be in a CUDA call:
-// CUPTI would have that call's entry without an exit, all later records of its thread would have its
-// correlation, and calls would have no times (seen with CUPTI 13.0 after tens of windows, with a thread that
-// launched all the time).
-template <typename Takes> void disable_functions(Takes takes) {
-    auto are_left = [&](CUpti_CallbackDomain domain, uint32_t cbid) {
-        const char *name = nullptr;
-        return cuptiGetCallbackName(domain, cbid, &name) == CUPTI_SUCCESS && name && takes(name);
-    };
-    for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++)
-        if (!are_left(CUPTI_CB_DOMAIN_RUNTIME_API, cbid)) cuptiActivityEnableRuntimeApi(cbid, 0);
-    for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++)
-        if (!are_left(CUPTI_CB_DOMAIN_DRIVER_API, cbid)) cuptiActivityEnableDriverApi(cbid, 0);
-}
-
-// Starts recording; whether CUPTI records kernels. It records all calls, and the translator leaves out
-// unwanted ones.
+// Starts recording; whether CUPTI records kernels.
 bool record() {
     is_recording = true;
     bool are_kernels = true;
     for (const Work &work : WORK)
         if (!enable(work)) are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
-    for (CUpti_ActivityKind kind : CALLS)
-        if (!choice.is_none()) cuptiActivityEnable(kind);
-    if (choice.takes("cudaStreamSynchronize")) cuptiActivityEnable(WAITS[0]);
-    if (choice.takes("cudaEventRecord")) cuptiActivityEnable(WAITS[1]);
-    heartbeat.start(choice.is_none());
+    calls.record(true);
     return are_kernels;
 }
 
-// Stops recording. A call that is in progress may leave only its kernel, never only the call: calls are
-// disabled first.
+// Stops recording. A call that is in progress may leave only its kernel, never only the call: calls come first.
 void record_nothing() {
     is_recording = false;
-    for (CUpti_ActivityKind kind : CALLS) cuptiActivityDisable(kind);
-    for (CUpti_ActivityKind kind : WAITS) cuptiActivityDisable(kind);
+    calls.record(false);
     for (const Work &work : WORK) cuptiActivityDisable(work.kind);
-    heartbeat.stop();
-}
-
-// Begins in the state that the windows require. Recording is started in any case, as that reports what CUPTI
-// does not record, and the GPUs. `is_alone`: no other thread is in a CUDA call.
-bool begin_to_record(bool is_alone) {
-    bool are_kernels = record();
-    // Each record costs the caller 0.2 µs: PyTorch calls cudaGetDevice ten times a kernel, and CUPTI itself
-    // calls cuKernelGetName at each launch. Later windows record them all, as CUPTI then enables all
-    // functions again.
-    auto takes = [](std::string_view name) { return choice.takes(name) || Heartbeat::is_call(name); };
-    if (is_alone && !choice.is_none()) disable_functions(takes);
-    if (windows.is_open()) return are_kernels;
-    record_nothing();
-    // Otherwise a launch would take 1.05 times as long until the first window.
-    if (is_alone) disable_functions([](std::string_view) { return false; });
-    return are_kernels;
 }
 
 // Starts or stops recording as the windows require. It may run on any thread of the program, which continues
@@ -213,20 +167,22 @@ void follow_window() {
     if (bool(turns & 1) != is_recording) turns & 1 ? void(record()) : record_nothing();
     channel.followed(turns);
 }
-WindowCalls &window_calls = *new WindowCalls(windows, follow_window);
+WindowCalls &window_calls = *new WindowCalls(windows, subscription, follow_window);
 
 std::atomic<bool> is_exiting{false};
-thread_local bool is_own_thread = false;
+std::atomic<uint64_t> flushed_ns{0};
 
-// Whether another profiler has CUPTI, as beats do not come back. On a thread of the program, a beat would
-// wait in a buffer with that thread's kernels, so buffers are forced out.
-bool is_silent() {
-    bool is_demanded = are_buffers_shared || !is_own_thread;
-    for (uint64_t beat = 0; is_recording && beat < MISSED_AT_END; beat++) {
-        heartbeat.beat();
-        cuptiActivityFlushAll(is_demanded ? CUPTI_ACTIVITY_FLAG_FLUSH_FORCED : 0);
-    }
-    return is_recording && heartbeat.missed() >= MISSED_AT_END;
+void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
+    if (this_process() != owner) return;
+    if (subscription.has(Subscription::SAMPLER, domain, id)) stalls.take(domain, id, given);
+    if (domain == CUPTI_CB_DOMAIN_RESOURCE) return;
+    auto &data = *static_cast<const CUpti_CallbackData *>(given);
+    bool is_entry = data.callbackSite == CUPTI_API_ENTER;
+    // The launch that begins or ends a window is in it.
+    if (is_entry && subscription.has(Subscription::TRIGGERS, domain, id)) window_calls.take(domain, id, data);
+    bool has_waited = subscription.has(Subscription::CALLS, domain, id) && calls.take(domain, id, data);
+    if (!is_entry && subscription.has(Subscription::TRIGGERS, domain, id)) window_calls.take(domain, id, data);
+    if (has_waited && monotonic_ns() - flushed_ns > FLUSHED_NS) windows.wake();
 }
 
 void wait_for_buffers(std::chrono::milliseconds longest) {
@@ -238,48 +194,84 @@ void wait_for_buffers(std::chrono::milliseconds longest) {
     while (cuptiActivityFlushAll(0), buffers_out && is_early()) std::this_thread::sleep_for(LOOK_MS);
 }
 
-// Ends the recording: turns CUPTI off, unless another profiler has it, and sends the remaining records.
-// Called with end_mutex held.
+// CUPTI fills buffers that are zero. Another client would not know that.
+void leave_zeros_to_library(uint8_t is_left) {
+    size_t bytes = sizeof is_left;
+    cuptiActivitySetAttribute(CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER, &bytes, &is_left);
+}
+
+// Ends the recording: turns CUPTI off, and sends the remaining records. Called with end_mutex held.
 void send_last(bool is_taken, std::chrono::milliseconds longest) {
     is_ended = true;
     stalls.close();
-    stacks.close();
-    if (is_silent()) {
-        is_taken = true;
-    } else {
-        {
-            std::lock_guard turning(turn_mutex);
-            record_nothing();
-            window_calls.close();
-        }
-        wait_for_buffers(longest);
-        if (buffers_out) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    {
+        std::lock_guard turning(turn_mutex);
+        record_nothing();
+        subscription.clear(Subscription::TRIGGERS);
     }
+    wait_for_buffers(longest);
+    if (buffers_out) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    leave_zeros_to_library(false);
+    calls.send();
     if (is_taken) report_taken();
 }
 
 // Ends the recording while the program continues. CUPTI stays in the process: after cuptiFinalize, threads
 // that are in a CUDA call at that moment crash in CUPTI, even if it is called where its documentation says,
-// at the exit of a call (CUPTI 13.0, driver 580). No subscription is left that could block another profiler.
+// at the exit of a call (CUPTI 13.0, driver 580). The subscription stays without callbacks, as threads may be in one,
+// until another client asks for it.
 void let_go(bool is_taken, std::chrono::milliseconds longest) {
     send_last(is_taken, longest);
     give_up_buffers();
     channel.close(buffers_out != 0);
 }
 
-// Called when another profiler registers its buffers with CUPTI. CUPTI would first fill the library's buffers
-// and return them to that profiler, which does not know them, so its profile would lack their records.
-// PyTorch's profile had no kernels in some runs.
+// Another client is about to subscribe, or to register its buffers, and has the process's CUPTI from now on. CUPTI
+// would first fill the library's buffers and return them to that client, which does not know them: PyTorch's
+// profile had no kernels in some runs.
+void leave_to_other();
+
 CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_BuffersCallbackCompleteFunc takes) {
-    {
-        std::lock_guard lock(end_mutex);
-        // This is a thread of the program, and must not wait.
-        if (getpid() == owner && !is_ended) let_go(true, std::chrono::milliseconds(0));
-    }
+    leave_to_other();
     return cuptiActivityRegisterCallbacks(gives, takes);
 }
-Redirect &redirect = *new Redirect("libcupti.so", "cuptiActivityRegisterCallbacks",
-                                   reinterpret_cast<void *>(&other_registers));
+CUptiResult other_subscribes(CUpti_SubscriberHandle *subscriber, CUpti_CallbackFunc called, void *given) {
+    leave_to_other();
+    return cuptiSubscribe(subscriber, called, given);
+}
+CUptiResult (*subscribe_v2)(CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *, void *);  // from CUPTI 13 on
+CUptiResult other_subscribes_v2(CUpti_SubscriberHandle *subscriber, CUpti_CallbackFunc called, void *given, void *more) {
+    leave_to_other();
+    return subscribe_v2(subscriber, called, given, more);
+}
+
+std::vector<EntryJump> &jumps = *new std::vector<EntryJump>;
+
+// Sees another client's first call from now on.
+bool watch_for_others() {
+    if (jumps.empty()) {
+        auto add = [](auto *function, auto *ours) {
+            jumps.emplace_back(reinterpret_cast<void *>(function), reinterpret_cast<void *>(ours));
+        };
+        add(&cuptiActivityRegisterCallbacks, &other_registers);
+        add(&cuptiSubscribe, &other_subscribes);
+        subscribe_v2 = reinterpret_cast<decltype(subscribe_v2)>(dlsym(RTLD_NEXT, "cuptiSubscribe_v2"));
+        if (subscribe_v2) add(subscribe_v2, &other_subscribes_v2);
+    }
+    bool are_set = true;
+    for (EntryJump &jump : jumps) are_set &= jump.set();
+    return are_set;
+}
+
+void leave_to_other() {
+    std::lock_guard lock(end_mutex);
+    if (this_process() == owner) {
+        // This is a thread of the program, and must not wait.
+        if (!is_ended) let_go(true, std::chrono::milliseconds(0));
+        subscription.end();
+    }
+    for (EntryJump &jump : jumps) jump.remove();
+}
 
 // Waits for a while, or for a begin or end of a window; whether the recording is over.
 bool wait_for_flush(std::unique_lock<std::mutex> &lock, unsigned &wait_ms) {
@@ -292,7 +284,7 @@ bool wait_for_flush(std::unique_lock<std::mutex> &lock, unsigned &wait_ms) {
 }
 
 void flush_often(void *) {
-    is_own_thread = true;
+    is_own_thread() = true;
     std::unique_lock lock(end_mutex);
     for (;; begun_again.wait(lock, [] { return !is_ended; })) {
         for (unsigned wait_ms = FIRST_FLUSH_MS; !wait_for_flush(lock, wait_ms);) {
@@ -301,16 +293,9 @@ void flush_often(void *) {
                 let_go(false, LAST_OF_RECORDING);
                 break;
             }
-            redirect.look();
-            if (is_recording) heartbeat.beat();
+            calls.send();
             cuptiActivityFlushAll(0);
-            if (!buffers_out) channel.forget_readings();
-            if (are_buffers_shared || heartbeat.missed() < MISSED_BETWEEN) continue;
-            is_ended = true;
-            stalls.close();
-            stacks.close();
-            report_taken();
-            channel.close();
+            flushed_ns = monotonic_ns();
         }
     }
 }
@@ -331,16 +316,8 @@ uint64_t realtime_ns() {
     return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
 }
 
-// Runs on any thread, also on those that call CUDA.
-uint64_t CUPTIAPI cupti_clock() {
-    channel.count_reading();
-    uint64_t now_ns = monotonic_ns();
-    stacks.note(now_ns, channel);
-    return now_ns;
-}
-
 void put_hello() {
-    bool is_monotonic = cuptiActivityRegisterTimestampCallback(cupti_clock) == CUPTI_SUCCESS;
+    bool is_monotonic = cuptiActivityRegisterTimestampCallback(monotonic_ns) == CUPTI_SUCCESS;
     auto clock = is_monotonic ? monotonic_ns : realtime_ns;
     Hello hello{};
     cuptiGetVersion(&hello.cupti_version);
@@ -366,27 +343,29 @@ void put_gpus() {
 
 // Requests a buffer for each thread, which is the default from CUPTI 13 on. The setting must not change after
 // records were made, as another profiler may have done in a running process.
-void part_buffers(bool is_late) {
+void part_buffers() {
     uint8_t is_by_thread = 1;
     size_t bytes = sizeof is_by_thread;
-    if (!is_late) cuptiActivitySetAttribute(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, &bytes, &is_by_thread);
-    cuptiActivityGetAttribute(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, &bytes, &is_by_thread);
-    are_buffers_shared = !is_by_thread;
+    cuptiActivitySetAttribute(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, &bytes, &is_by_thread);
 }
 
 // Called with end_mutex held.
 Attached begin(bool is_late) {
     if (!channel.open()) return NOT_CONNECTED;
-    channel.begin_to_count();
     bool is_first = owner != getpid();
     is_begun = true, is_ended = false;
     owner = getpid();
     translator.begin_anew();
-    stacks.open();
+    if (!subscription.open(called_back)) {
+        channel.note("Another profiler has CUPTI's callbacks: CUDA calls are not recorded, and windows begin some ms late.");
+        channel.drop(KIND_CALL, 1);
+    }
+    calls.begin_anew();
     put_hello();
     if (is_late) put_gpus();
     cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
-    part_buffers(is_late);
+    if (!is_late) part_buffers();
+    leave_zeros_to_library(true);
     if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) {
         channel.note("CUPTI does not take buffers: another profiler uses it in the traced process.");
         return give_up();
@@ -395,12 +374,14 @@ Attached begin(bool is_late) {
         std::lock_guard turning(turn_mutex);
         windows.open();
         followed_turns = windows.turns();
-        if (!begin_to_record(!is_late)) return give_up();
+        // In any case, as CUPTI reports then what it does not record, and the GPUs.
+        if (!record()) return give_up();
+        if (!windows.is_open()) record_nothing();
         channel.followed(followed_turns);
     }
-    redirect.look();
-    if (windows.are_asked() && !window_calls.open())
-        channel.note("Another profiler has CUPTI's callbacks: windows begin some ms late.");
+    if (windows.are_asked()) window_calls.open();
+    if (!watch_for_others())
+        channel.note("Code cannot be changed here: another profiler in the traced process would have no records.");
     if (settings().get("TRACEPIPE_GPU_STALLS")) stalls.open(false);
     if (!is_first) {
         begun_again.notify_all();
@@ -432,10 +413,10 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
 extern "C" __attribute__((visibility("default"))) int tracepipe_attach(const char *text) {
     std::lock_guard lock(end_mutex);
     if (is_begun && !is_ended) return ALREADY_RECORDED;
-    CUpti_SubscriberHandle subscriber;
-    auto nothing = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {};
-    if (cuptiSubscribe(&subscriber, nothing, nullptr) != CUPTI_SUCCESS) return OTHER_PROFILER;
-    cuptiUnsubscribe(subscriber);
+    for (EntryJump &jump : jumps) jump.remove();  // the next calls are the library's
+    if (!subscription.open(called_back)) return OTHER_PROFILER;
     settings().take(text);
-    return begin(true);
+    Attached result = begin(true);
+    if (result != RECORDED) watch_for_others();
+    return result;
 }

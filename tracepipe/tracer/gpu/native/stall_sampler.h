@@ -30,6 +30,7 @@
 #include "own_thread.h"
 #include "source_lines.h"
 #include "stall_records.h"
+#include "subscription.h"
 #include "transport.h"
 #include "windows.h"
 
@@ -37,15 +38,14 @@ namespace tracepipe {
 
 class StallSampler {
   public:
-    StallSampler(Channel &channel, Windows &windows) : channel_(channel), windows_(windows) {}
+    StallSampler(Channel &channel, Windows &windows, Subscription &subscription)
+        : channel_(channel), windows_(windows), subscription_(subscription) {}
 
-    // Called when CUDA begins in the process, with the channel and the windows open. `puts_gpus`: no other
-    // code does.
+    // Called when CUDA begins in the process, with the channel and the windows open, and the subscription if the process
+    // has it. `puts_gpus`: no other code does.
     void open(bool puts_gpus) {
         owner_ = getpid(), puts_gpus_ = puts_gpus;
-        CUptiResult result = cuptiSubscribe(&subscriber_, &StallSampler::called_back, this);
-        if (result != CUPTI_SUCCESS)
-            return lose(1, monotonic_ns(), "another profiler has CUPTI's callbacks: " + text_of(result));
+        if (!subscription_.is_open()) return lose(1, monotonic_ns(), "another profiler has CUPTI's callbacks");
         is_open_ = true;
         for (uint32_t id : {CUPTI_CBID_RESOURCE_CONTEXT_CREATED, CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING,
                             CUPTI_CBID_RESOURCE_MODULE_LOADED})
@@ -55,16 +55,27 @@ class StallSampler {
         if (!start_own_thread([](void *self) { static_cast<StallSampler *>(self)->sample(); }, this))
             lose(1, monotonic_ns(), "no thread could be started in the traced process");
     }
-    // Sends the remaining samples and ends sampling. The subscription stays without callbacks, as threads may
-    // be in one.
+    // Sends the remaining samples and ends sampling.
     void close() {
         if (!is_open_.exchange(false) || getpid() != owner_) return;
-        for (auto [domain, id] : callbacks_) cuptiEnableCallback(0, subscriber_, domain, id);
+        subscription_.clear(Subscription::SAMPLER);
         std::unique_lock lock(mutex_, PATIENCE);
         if (!lock.owns_lock()) return lose(1, monotonic_ns(), "CUPTI did not answer at the end");
         for (Context &context : contexts_) end(context);
         contexts_.clear();
         put_losses();
+    }
+    // Takes a callback that it wanted.
+    void take(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
+        if (!is_open_ || getpid() != owner_) return;
+        if (domain == CUPTI_CB_DOMAIN_DRIVER_API) return module_changes(*static_cast<const CUpti_CallbackData *>(given));
+        auto &resource = *static_cast<const CUpti_ResourceData *>(given);
+        if (id == CUPTI_CBID_RESOURCE_CONTEXT_CREATED) begin(resource.context);
+        if (id == CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING) forget(resource.context);
+        if (id == CUPTI_CBID_RESOURCE_MODULE_LOADED && resource.resourceDescriptor) {
+            auto &module = *static_cast<const CUpti_ModuleResourceData *>(resource.resourceDescriptor);
+            lines_.take(module.pCubin, module.cubinSize);
+        }
     }
 
   private:
@@ -105,21 +116,8 @@ class StallSampler {
         std::map<Instruction, uint64_t> instructions;
     };
 
-    static void CUPTIAPI called_back(void *self, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
-        auto &sampler = *static_cast<StallSampler *>(self);
-        if (!sampler.is_open_ || getpid() != sampler.owner_) return;
-        if (domain == CUPTI_CB_DOMAIN_DRIVER_API)
-            return sampler.module_changes(*static_cast<const CUpti_CallbackData *>(given));
-        auto &resource = *static_cast<const CUpti_ResourceData *>(given);
-        if (id == CUPTI_CBID_RESOURCE_CONTEXT_CREATED) sampler.begin(resource.context);
-        if (id == CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING) sampler.forget(resource.context);
-        if (id == CUPTI_CBID_RESOURCE_MODULE_LOADED && resource.resourceDescriptor) {
-            auto &module = *static_cast<const CUpti_ModuleResourceData *>(resource.resourceDescriptor);
-            sampler.lines_.take(module.pCubin, module.cubinSize);
-        }
-    }
     void set_callback(CUpti_CallbackDomain domain, uint32_t id) {
-        if (cuptiEnableCallback(1, subscriber_, domain, id) == CUPTI_SUCCESS) callbacks_.emplace_back(domain, id);
+        subscription_.set(Subscription::SAMPLER, domain, id, true);
     }
     static bool changes_modules(uint32_t id) {
         const char *given = nullptr;
@@ -428,8 +426,7 @@ class StallSampler {
 
     Channel &channel_;
     Windows &windows_;
-    CUpti_SubscriberHandle subscriber_ = nullptr;
-    std::vector<std::pair<CUpti_CallbackDomain, uint32_t>> callbacks_;
+    Subscription &subscription_;
     std::atomic<bool> is_open_{false};
     std::atomic<int> modules_change_{0};
     pid_t owner_ = 0;

@@ -9,7 +9,8 @@ using namespace tracepipe;
 // Used until the process ends, so never destroyed.
 Channel &channel = *new Channel;
 Windows &windows = *new Windows(channel);
-StallSampler &sampler = *new StallSampler(channel, windows);
+Subscription &subscription = *new Subscription;
+StallSampler &sampler = *new StallSampler(channel, windows, subscription);
 pid_t owner;
 
 void let_go() {
@@ -26,6 +27,9 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     if (owner || !channel.open()) return 1;
     owner = getpid();
     windows.open();
+    subscription.open([](CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
+        sampler.take(domain, id, given);
+    });
     sampler.open(true);
     auto wait = [](void *) {
         channel.wait_until_over();

@@ -8,12 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "call_choice.h"
-#include "call_flags.h"
-#include "call_stacks.h"
 #include "demangle.h"
 #include "gpu_record.h"
-#include "heartbeat.h"
 #include "kept_layouts.h"
 #include "transport.h"
 
@@ -44,14 +40,12 @@ template <typename Record> class Batch {
 // Translates CUPTI's buffers. CUPTI may return them on several threads; one at a time is translated.
 class Translator {
   public:
-    Translator(Channel &channel, Heartbeat &heartbeat, CallChoice &choice, CallStacks &stacks)
-        : channel_(channel), heartbeat_(heartbeat), choice_(choice), stacks_(stacks) {}
+    explicit Translator(Channel &channel) : channel_(channel) {}
 
     // Sends the records of a buffer. In `kept`, which outlives the process, it notes up to where they are sent.
     void translate(uint8_t *buffer, size_t bytes, KeptBuffer *kept) {
         std::lock_guard lock(mutex_);
         CUpti_Activity *activity = nullptr;
-        stacks_.collect();
         for (size_t at = 0; cuptiActivityGetNextRecord(buffer, bytes, &activity) == CUPTI_SUCCESS; at++) {
             if (kept && at % SENT_AT_ONCE == SENT_AT_ONCE - 1) {
                 send();
@@ -65,12 +59,8 @@ class Translator {
     // Sends everything again, as a new capture has nothing of what was sent to an earlier one.
     void begin_anew() {
         std::lock_guard lock(mutex_);
-        choice_.read_settings();
         names_.clear();
-        called_.clear();
         put_layouts(channel_);
-        for (uint32_t cbid = 1; cbid < CUPTI_RUNTIME_TRACE_CBID_SIZE; cbid++) flags_of(false, cbid);
-        for (uint32_t cbid = 1; cbid < CUPTI_DRIVER_TRACE_CBID_SIZE; cbid++) flags_of(true, cbid);
     }
 
   private:
@@ -78,7 +68,6 @@ class Translator {
         kernels_.send();
         copies_.send();
         sets_.send();
-        calls_.send();
         memory_.send();
     }
     void take(const CUpti_Activity *activity) {
@@ -98,19 +87,6 @@ class Translator {
             return take(*reinterpret_cast<const CuptiSet *>(activity));
         case CUPTI_ACTIVITY_KIND_MEMORY2:
             return take(*reinterpret_cast<const CuptiMemory *>(activity));
-        case CUPTI_ACTIVITY_KIND_DRIVER:
-        case CUPTI_ACTIVITY_KIND_RUNTIME:
-            return take(*reinterpret_cast<const CUpti_ActivityAPI *>(activity));
-        case CUPTI_ACTIVITY_KIND_SYNCHRONIZATION: {
-            auto &wait = *reinterpret_cast<const CuptiWait *>(activity);
-            waits_[wait.correlationId % WAITS] = {wait.correlationId, wait.contextId, wait.streamId, wait.cudaEventId};
-            return;
-        }
-        case CUPTI_ACTIVITY_KIND_CUDA_EVENT: {
-            auto &event = *reinterpret_cast<const CuptiEvent *>(activity);
-            waits_[event.correlationId % WAITS] = {event.correlationId, event.contextId, event.streamId, event.eventId};
-            return;
-        }
         case CUPTI_ACTIVITY_KIND_DEVICE:
             return take(*reinterpret_cast<const CuptiDevice *>(activity));
         default:
@@ -177,33 +153,6 @@ class Translator {
                      from.correlationId, uint32_t(from.memoryOperationType), uint32_t(from.memoryKind)});
     }
 
-    void take(const CUpti_ActivityAPI &from) {
-        if (heartbeat_.take(from)) return;
-        bool is_driver = from.kind == CUPTI_ACTIVITY_KIND_DRIVER;
-        uint16_t flags = flags_of(is_driver, from.cbid);
-        // Some come before the unwanted functions have been disabled.
-        if (flags & CALL_LEFT_OUT) return;
-        uint64_t stack = flags & CALL_HAS_STACK ? stacks_.at(from.threadId, from.start) : 0;
-        Wait wait = waits_[from.correlationId % WAITS];
-        if (wait.correlation != from.correlationId) wait = {};
-        calls_.add({from.start, from.end, stack, domain_of(is_driver), from.cbid, from.threadId, from.correlationId,
-                    from.returnValue, wait.context, wait.stream, wait.event});
-    }
-
-    static uint32_t domain_of(bool is_driver) { return is_driver ? CUPTI_CB_DOMAIN_DRIVER_API : CUPTI_CB_DOMAIN_RUNTIME_API; }
-    // The flags of a function, whose name is sent before.
-    uint16_t flags_of(bool is_driver, uint32_t cbid) {
-        uint32_t head[] = {domain_of(is_driver), cbid};
-        uint64_t key = uint64_t(head[0]) << 32 | cbid;
-        auto known = called_.find(key);
-        if (known != called_.end()) return known->second;
-        const char *name = nullptr;
-        if (cuptiGetCallbackName(CUpti_CallbackDomain(head[0]), cbid, &name) != CUPTI_SUCCESS || !name) name = "unknown";
-        uint16_t flags = choice_.takes(name) ? call_flags(!is_driver, name) : uint16_t(CALL_LEFT_OUT);
-        if (flags != CALL_LEFT_OUT && !channel_.put(KIND_CALL_NAME, head, sizeof head, name, 0)) return 0;
-        return called_[key] = flags;
-    }
-
     void take(const CuptiDevice &from) {
         GpuHead gpu{};
         gpu.index = from.id, gpu.sms = from.numMultiprocessors, gpu.clock_khz = from.coreClockRate;
@@ -228,26 +177,15 @@ class Translator {
         return known.second;
     }
 
-    // What a call recorded or waited for. CUPTI puts it into the thread's buffer just before the call.
-    struct Wait {
-        uint32_t correlation = 0, context = ~0u, stream = ~0u, event = ~0u;
-    };
-    static constexpr size_t WAITS = 1024;
     static constexpr size_t SENT_AT_ONCE = 1024;
 
     Channel &channel_;
-    Heartbeat &heartbeat_;
-    CallChoice &choice_;
-    CallStacks &stacks_;
     std::mutex mutex_;
     std::unordered_map<const char *, std::pair<std::string, uint64_t>> names_;
     uint64_t names_sent_ = 0;
-    std::unordered_map<uint64_t, uint16_t> called_;  // functions → flags of call_flags.h
-    Wait waits_[WAITS];
     Batch<Kernel> kernels_{channel_, KIND_KERNEL};
     Batch<Copy> copies_{channel_, KIND_COPY};
     Batch<Set> sets_{channel_, KIND_SET};
-    Batch<Call> calls_{channel_, KIND_CALL};
     Batch<Memory> memory_{channel_, KIND_MEMORY};
 };
 

@@ -98,10 +98,9 @@ struct KeptBuffer {
 };
 constexpr size_t KEPT_BUFFERS = 128, KEPT_BYTES = 1 << 20;
 
-// Of a process, 0 for none: launches and warps that are to be recorded and were not sent yet; and how often CUPTI
-// read the clock since it gave all its records.
+// Of a process, 0 for none: launches and warps that are to be recorded and were not sent yet.
 struct alignas(32) InFlight {
-    std::atomic<uint32_t> pid, readings;
+    std::atomic<uint32_t> pid, zero;
     std::atomic<int64_t> launches, warps;
 };
 constexpr size_t COUNTED_PROCESSES = 31;
@@ -210,18 +209,10 @@ class Channel {
             if (uint32_t none = 0; header_->in_flight[at].pid.compare_exchange_strong(none, uint32_t(this_process())))
                 in_flight_ = &header_->in_flight[at];
     }
-    // Calls of several threads at once may count as one.
-    void count_reading() {
-        constexpr auto RELAXED = std::memory_order_relaxed;
-        if (InFlight *counted = in_flight_) counted->readings.store(counted->readings.load(RELAXED) + 1, RELAXED);
-    }
-    void forget_readings() {
-        if (InFlight *counted = in_flight_) counted->readings = 0;
-    }
     // Everything was sent, or counted as lost.
     void end_count() {
         InFlight *counted = in_flight_.exchange(nullptr);
-        if (counted) counted->launches = 0, counted->warps = 0, counted->readings = 0, counted->pid = 0;
+        if (counted) counted->launches = 0, counted->warps = 0, counted->pid = 0;
     }
     // A buffer of KEPT_BYTES that outlives this process, and is zero; null if there is none.
     uint8_t *take_buffer() {

@@ -2,9 +2,6 @@
 // Calls of the program that begin and end windows, which CUPTI's callbacks report: profiler functions, as
 // torch.cuda.profiler calls them, and launches of kernels whose name fits. The program continues after the
 // turn.
-//
-// CUPTI gives callbacks to only one client of a process. They are requested only if a window waits for such
-// calls, so that other profilers are not excluded without need.
 #pragma once
 #include <algorithm>
 #include <cupti.h>
@@ -13,23 +10,22 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "demangle.h"
+#include "subscription.h"
 #include "windows.h"
 
 namespace tracepipe {
 
 class WindowCalls {
   public:
-    WindowCalls(Windows &windows, void (*follow)()) : windows_(windows), follow_(follow) {}
+    WindowCalls(Windows &windows, Subscription &subscription, void (*follow)())
+        : windows_(windows), subscription_(subscription), follow_(follow) {}
 
-    // Call it when the windows are open. Whether the triggers can be seen.
-    bool open() {
+    // Call it when the windows are open.
+    void open() {
         bool by_profiler = windows_.begins.is("profiler") || windows_.ends.is("profiler");
         bool by_kernel = fits_begin_.open(windows_.begins) | fits_end_.open(windows_.ends);
-        if (!by_profiler && !by_kernel) return true;
-        if (cuptiSubscribe(&subscriber_, &WindowCalls::called_back, this) != CUPTI_SUCCESS) return false;
         if (by_profiler)
             for (uint32_t id : {CUPTI_DRIVER_TRACE_CBID_cuProfilerStart, CUPTI_DRIVER_TRACE_CBID_cuProfilerStop})
                 enable(CUPTI_CB_DOMAIN_DRIVER_API, id);
@@ -37,22 +33,20 @@ class WindowCalls {
             enable_launches(CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_SIZE);
             enable_launches(CUPTI_CB_DOMAIN_RUNTIME_API, CUPTI_RUNTIME_TRACE_CBID_SIZE);
         }
-        is_at_launches_ = by_kernel;
-        return true;
     }
-    // From the library's own thread: disables the callbacks. If launches had some, the subscription stays, as
-    // threads may be in one: programs died when callbacks of all calls were unsubscribed during launches.
-    void close() {
-        if (!subscriber_) return;
-        for (auto [domain, id] : enabled_) cuptiEnableCallback(0, subscriber_, domain, id);
-        if (!is_at_launches_) cuptiUnsubscribe(std::exchange(subscriber_, nullptr));
+    void take(CUpti_CallbackDomain domain, CUpti_CallbackId id, const CUpti_CallbackData &data) {
+        bool is_entry = data.callbackSite == CUPTI_API_ENTER;
+        bool is_runtime = domain == CUPTI_CB_DOMAIN_RUNTIME_API;
+        if (!is_runtime && id == CUPTI_DRIVER_TRACE_CBID_cuProfilerStart)
+            profiler_starts(is_entry);
+        else if (!is_runtime && id == CUPTI_DRIVER_TRACE_CBID_cuProfilerStop)
+            profiler_stops(is_entry);
+        else
+            launches(is_runtime, is_entry, data.symbolName);
     }
 
   private:
-    void enable(CUpti_CallbackDomain domain, uint32_t id) {
-        cuptiEnableCallback(1, subscriber_, domain, id);
-        enabled_.emplace_back(domain, id);
-    }
+    void enable(CUpti_CallbackDomain domain, uint32_t id) { subscription_.set(Subscription::TRIGGERS, domain, id, true); }
     void enable_launches(CUpti_CallbackDomain domain, uint32_t functions) {
         for (uint32_t id = 1; id < functions; id++) {
             const char *given = nullptr;
@@ -89,27 +83,13 @@ class WindowCalls {
         std::unordered_map<std::string, bool> known_;
     };
 
-    static void CUPTIAPI called_back(void *self, CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
-        auto &calls = *static_cast<WindowCalls *>(self);
-        auto &data = *static_cast<const CUpti_CallbackData *>(given);
-        bool is_entry = data.callbackSite == CUPTI_API_ENTER;
-        if (domain == CUPTI_CB_DOMAIN_RUNTIME_API)
-            calls.runtime_launches(is_entry);
-        else if (id == CUPTI_DRIVER_TRACE_CBID_cuProfilerStart)
-            calls.profiler_starts(is_entry);
-        else if (id == CUPTI_DRIVER_TRACE_CBID_cuProfilerStop)
-            calls.profiler_stops(is_entry);
-        else
-            calls.launches(is_entry, data.symbolName);
-    }
     void profiler_starts(bool is_entry) {
         if (is_entry && windows_.begins.is("profiler") && windows_.begin()) follow_();
     }
     void profiler_stops(bool is_entry) {
         if (!is_entry && windows_.ends.is("profiler") && windows_.is_last_hit() && windows_.end()) follow_();
     }
-    // A thread's state. The runtime's function calls the driver's, which has the kernel's name, and a window
-    // ends only when the outer one returns: CUPTI records no call that returns later.
+    // A thread's state. The runtime's function calls the driver's, and it is the outer one that turns windows.
     struct Launching {
         bool is_in_runtime = false, is_last = false;
     };
@@ -117,27 +97,22 @@ class WindowCalls {
         static thread_local Launching launching;
         return launching;
     }
-    void runtime_launches(bool is_entry) {
-        launching().is_in_runtime = is_entry;
-        if (!is_entry) end_if_last();
-    }
-    void launches(bool is_entry, const char *kernel) {
-        if (is_entry) {
-            if (fits_begin_(kernel) && windows_.begin()) follow_();
-            launching().is_last |= fits_end_(kernel) && windows_.is_last_hit();
-        } else if (!launching().is_in_runtime) {
-            end_if_last();
-        }
+    void launches(bool is_runtime, bool is_entry, const char *kernel) {
+        if (is_runtime)
+            launching().is_in_runtime = is_entry;
+        else if (launching().is_in_runtime)
+            return;
+        if (!is_entry) return end_if_last();
+        if (fits_begin_(kernel) && windows_.begin()) follow_();
+        launching().is_last |= fits_end_(kernel) && windows_.is_last_hit();
     }
     void end_if_last() {
         if (std::exchange(launching().is_last, false) && windows_.end()) follow_();
     }
 
     Windows &windows_;
+    Subscription &subscription_;
     void (*follow_)();
-    CUpti_SubscriberHandle subscriber_ = nullptr;
-    std::vector<std::pair<CUpti_CallbackDomain, uint32_t>> enabled_;
-    bool is_at_launches_ = false;
     Fits fits_begin_, fits_end_;
 };
 

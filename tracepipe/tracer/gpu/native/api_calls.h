@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: MIT
+// The CUDA calls of the program, with their Python stacks, from CUPTI's callbacks.
+//
+//     calling thread ──entry──▶ open call: begin, stack ──exit──▶ the thread's buffer ──every FLUSH_MS──▶ channel
+//
+// CUPTI can make records of calls itself, but not only of chosen functions in a process that runs already, and
+// each turn of a window would be dangerous: a call that it is asked to record or to forget halfway spoils all
+// later records of its thread. What a call recorded or waited for costs 2 µs for each launch as CUPTI's
+// records, and nothing as the arguments of the call.
+#pragma once
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <cupti.h>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "call_choice.h"
+#include "call_flags.h"
+#include "kept_layouts.h"
+#include "kernel_records.h"
+#include "own_thread.h"
+#include "python_stacks.h"
+#include "subscription.h"
+#include "transport.h"
+
+namespace tracepipe {
+
+class ApiCalls {
+  public:
+    ApiCalls(Channel &channel, Subscription &subscription) : channel_(channel), subscription_(subscription) {}
+
+    // Sends what a new capture does not have from an earlier one.
+    void begin_anew() {
+        CallChoice choice;
+        choice.read_settings();
+        is_with_stacks_ = stacks_.open();
+        for (auto domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
+            for (uint32_t id = 1; id < functions(domain); id++) {
+                const char *name = nullptr;
+                bool is_known = cuptiGetCallbackName(domain, id, &name) == CUPTI_SUCCESS && name;
+                Function &function = functions_[domain][id] = {};
+                if (!is_known || !choice.takes(name)) continue;
+                uint32_t head[] = {uint32_t(domain), id};
+                channel_.put(KIND_CALL_NAME, head, sizeof head, name, 0);
+                function.flags = call_flags(domain == CUPTI_CB_DOMAIN_RUNTIME_API, name);
+                function.given = given_to(name);
+                function.is_of_thread = strstr(name, "_ptsz") != nullptr;
+            }
+    }
+    // Starts or stops recording. One thread at a time may call it.
+    void record(bool is_recorded) {
+        turn_++;  // calls that are open now are not recorded
+        for (auto domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
+            for (uint32_t id = 1; id < functions(domain); id++)
+                if (functions_[domain][id].flags)
+                    subscription_.set(Subscription::CALLS, domain, id, is_recorded);
+    }
+    // Takes a callback; whether a call that waited for the GPU has returned.
+    bool take(CUpti_CallbackDomain domain, uint32_t id, const CUpti_CallbackData &data) {
+        if (is_own_thread()) return false;
+        Thread *thread = here();
+        if (!thread) return false;
+        const Function &function = functions_[domain][id];
+        Open &open = thread->open;
+        uint32_t turn = turn_.load(std::memory_order_relaxed);
+        if (data.callbackSite == CUPTI_API_ENTER) {
+            if (open.turn == turn) return false;  // a call of the driver, in one of the runtime
+            open = {turn, domain, id, data.correlationId, 0, 0};
+            uint64_t now_ns = monotonic_ns();
+            if (is_with_stacks_ && function.flags & CALL_HAS_STACK)
+                open.stack = stacks_.here(channel_, now_ns), now_ns = monotonic_ns();
+            open.start_ns = now_ns;
+            return false;
+        }
+        bool is_same = open.domain == domain && open.id == id && open.correlation == data.correlationId;
+        if (open.turn != turn || !is_same) return false;
+        open.turn = 0;
+        uint32_t result = data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
+        Call call{open.start_ns, monotonic_ns(), open.stack, uint32_t(domain), id, thread->tid, open.correlation,
+                  result, ~0u, ~0u, ~0u};
+        if (function.given && !result) put_given(function, data, call);
+        put(*thread, call);
+        return function.flags & CALL_WAITS;
+    }
+    // Sends all calls that have returned, and gives up the buffers of threads that have ended.
+    void send() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (auto thread = threads_.begin(); thread != threads_.end();) {
+            bool is_ended = !send(**thread) && tgkill(this_process(), pid_t((*thread)->tid), 0) != 0;
+            if (is_ended) give_up(**thread);
+            thread = is_ended ? threads_.erase(thread) : std::next(thread);
+        }
+    }
+    // At the end of the recording or of the process: other processes can have the buffers.
+    void give_up_buffers() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (auto &thread : threads_) send(*thread), give_up(*thread);
+    }
+
+  private:
+    // Which handles a function is given first.
+    enum Given : uint8_t { NOTHING, STREAM, EVENT, EVENT_AND_STREAM, STREAM_AND_EVENT };
+    struct Function {
+        uint16_t flags = 0;  // 0: it is not recorded
+        Given given = NOTHING;
+        bool is_of_thread = false;  // 0 is the stream of the thread
+    };
+    struct Open {
+        uint32_t turn, domain, id, correlation;
+        uint64_t stack, start_ns;
+    };
+    struct Thread {
+        const uint32_t tid = thread_id();
+        Open open{};  // the thread's own
+        std::mutex mutex;  // for what is below
+        uint8_t *buffer = nullptr;
+        KeptBuffer *kept = nullptr;
+        size_t used = 0, sent = 0;
+    };
+    static constexpr size_t SENT_AT_ONCE = (1 << 16) / sizeof(Call);
+
+    static constexpr uint32_t functions(CUpti_CallbackDomain domain) {
+        return domain == CUPTI_CB_DOMAIN_DRIVER_API ? uint32_t(CUPTI_DRIVER_TRACE_CBID_SIZE)
+                                                     : uint32_t(CUPTI_RUNTIME_TRACE_CBID_SIZE);
+    }
+    static int tgkill(pid_t process, pid_t thread, int signal) { return int(syscall(SYS_tgkill, process, thread, signal)); }
+    static Given given_to(const char *function) {
+        const char *name = function + (strncmp(function, "cuda", 4) == 0 ? 4 : 2);
+        auto is = [&](const char *begin) { return strncmp(name, begin, strlen(begin)) == 0; };
+        return is("StreamSynchronize")  ? STREAM
+               : is("EventSynchronize") ? EVENT
+               : is("EventRecord")      ? EVENT_AND_STREAM
+               : is("StreamWaitEvent")  ? STREAM_AND_EVENT
+                                        : NOTHING;
+    }
+    void put_given(const Function &function, const CUpti_CallbackData &data, Call &call) {
+        auto *handles = static_cast<const void *const *>(data.functionParams);
+        if (!handles) return;
+        Given given = function.given;
+        bool has_stream = given != EVENT, is_stream_first = given == STREAM || given == STREAM_AND_EVENT;
+        bool has_event = given != STREAM;
+        auto stream = static_cast<CUstream>(const_cast<void *>(handles[is_stream_first ? 0 : 1]));
+        call.context = data.contextUid;
+        uint32_t number;
+        if (has_stream && cuptiGetStreamIdEx(data.context, stream, function.is_of_thread, &number) == CUPTI_SUCCESS)
+            call.stream = number;
+        if (has_event) call.event = number_of(handles[is_stream_first ? 1 : 0]);
+    }
+    // A number for an event. A later one may have the handle, and so the number, of one that was destroyed.
+    uint32_t number_of(const void *event) {
+        std::lock_guard<std::mutex> lock(events_mutex_);
+        return events_.try_emplace(event, uint32_t(events_.size() + 1)).first->second;
+    }
+
+    Thread *here() {
+        // After a fork, the thread's buffer is the parent's.
+        thread_local Thread *thread = nullptr;
+        if (!thread) {
+            thread = new Thread;
+            std::lock_guard<std::mutex> lock(mutex_);
+            threads_.emplace_back(thread);
+        }
+        return thread;
+    }
+    void put(Thread &thread, const Call &call) {
+        std::lock_guard<std::mutex> lock(thread.mutex);
+        if (!thread.buffer && !take_buffer(thread)) return channel_.drop(KIND_CALL, 1);
+        if (thread.used + sizeof(KeptCall) > KEPT_BYTES) send_all(thread);
+        auto *to = reinterpret_cast<KeptCall *>(thread.buffer + thread.used);
+        to->call = call;
+        __atomic_store_n(&to->kind, KEPT_CALL, __ATOMIC_RELEASE);
+        thread.used += sizeof *to;
+    }
+    bool take_buffer(Thread &thread) {
+        thread.buffer = channel_.take_buffer();
+        if (!thread.buffer) thread.buffer = static_cast<uint8_t *>(calloc(1, KEPT_BYTES));
+        if ((thread.kept = channel_.kept(thread.buffer))) thread.kept->sent = 0, thread.kept->is_out = 1;
+        return thread.buffer != nullptr;
+    }
+    // Whether there was something to send.
+    bool send(Thread &thread) {
+        std::lock_guard<std::mutex> lock(thread.mutex);
+        bool is_some = thread.used != 0;
+        send_all(thread);
+        return is_some;
+    }
+    void send_all(Thread &thread) {
+        std::vector<Call> calls;
+        while (thread.sent < thread.used) {
+            auto *from = reinterpret_cast<const KeptCall *>(thread.buffer + thread.sent);
+            size_t count = std::min((thread.used - thread.sent) / sizeof *from, SENT_AT_ONCE);
+            calls.clear();
+            for (size_t at = 0; at < count; at++) calls.push_back(from[at].call);
+            channel_.put(KIND_CALL, calls.data(), count * sizeof(Call), {}, count);
+            thread.sent += count * sizeof *from;
+            if (thread.kept) thread.kept->sent = thread.sent;
+        }
+        if (thread.used) memset(thread.buffer, 0, thread.used);
+        thread.used = thread.sent = 0;
+        if (thread.kept) thread.kept->sent = 0;
+    }
+    void give_up(Thread &thread) {
+        std::lock_guard<std::mutex> lock(thread.mutex);
+        if (thread.kept)
+            thread.kept->is_out = 0, thread.kept->pid = 0;
+        else
+            free(thread.buffer);
+        thread.buffer = nullptr, thread.kept = nullptr;
+    }
+
+    Channel &channel_;
+    Subscription &subscription_;
+    PythonStacks stacks_;
+    bool is_with_stacks_ = false;
+    std::atomic<uint32_t> turn_{1};
+    Function functions_[CUPTI_CB_DOMAIN_RUNTIME_API + 1][std::max<size_t>(CUPTI_DRIVER_TRACE_CBID_SIZE,
+                                                                         CUPTI_RUNTIME_TRACE_CBID_SIZE)];
+    std::mutex mutex_, events_mutex_;
+    std::vector<std::unique_ptr<Thread>> threads_;
+    std::unordered_map<const void *, uint32_t> events_;
+};
+
+}  // namespace tracepipe
