@@ -31,6 +31,7 @@
 //     hidden       from now on CUPTI puts records into a buffer only when it is asked for buffers
 //     end HOW      ends as ends_standin.h says
 //     quit         returns from main
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -70,7 +71,8 @@ void *of_subscriber;
 std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
 bool is_late, is_hidden;
 std::map<pid_t, std::vector<std::string>> held;  // by thread, what CUPTI has not put into buffers
-uint32_t correlation;
+std::atomic<uint32_t> correlations;
+thread_local uint32_t correlation;  // of the thread's call
 CUpti_TimestampCallbackFunc now;
 
 // As CUPTI marks a record that has no times yet.
@@ -110,8 +112,7 @@ void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr,
     called_back(of_subscriber, domain, cbid, &data);
 }
 void call(uint32_t cbid, const void *params = nullptr) {
-    std::lock_guard lock(mutex);
-    correlation++;
+    correlation = ++correlations;
     for (bool is_entry : {true, false}) call_back(cbid, is_entry, nullptr, CUPTI_CB_DOMAIN_DRIVER_API, params);
 }
 struct Needs {
@@ -152,14 +153,12 @@ void launch_by_driver(Runs runs, unsigned ms = 0) {
     call_back(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, false, "f");
 }
 void launch(Runs runs, unsigned ms = 0) {
-    std::lock_guard lock(mutex);
-    correlation++;
+    correlation = ++correlations;
     launch_by_driver(runs, ms);
 }
 // As cudaLaunchKernel, which calls the driver's function: both have one number.
 void launch_by_runtime() {
-    std::lock_guard lock(mutex);
-    correlation++;
+    correlation = ++correlations;
     for (bool is_entry : {true, false}) {
         call_back(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000, is_entry, "f", CUPTI_CB_DOMAIN_RUNTIME_API);
         if (is_entry) launch_by_driver(NOW);
