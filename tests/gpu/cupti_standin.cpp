@@ -8,7 +8,7 @@
 //     waits        an event is recorded in stream 13 of context 1, stream 14 waits for it, and the program for both
 //     needs R S D C   kernels have R registers, S and D bytes of static and dynamic shared memory from now on, and
 //                  an SM is configured for C bytes of it; 0: the driver chooses, and 8192 are there
-//     gpu          CUPTI says what GPU 0 is: one of compute capability 9.0
+//     gpu          the driver says from now on what GPU 0 is: one of compute capability 9.0
 //     start N      N kernels are launched, and CUPTI has no records of them
 //     queue N      N kernels are launched and wait, until
 //     run          they run
@@ -17,6 +17,9 @@
 //     asked        says whether CUPTI is asked for any record: `asked for nothing` or `asked for some`
 //     take         another profiler registers callbacks for its buffers
 //     callbacks    says whether any call has callbacks: `no callbacks`, or `some callbacks`
+//     stay         a thread calls cuCtxSynchronize, and is in it until
+//     leave        it returns
+//     spoiled      says whether a function has lost its callback while a thread was in it: `spoiled` or `whole`
 //     subscribe    another profiler subscribes, which no one may have done: `refused` if so
 //     context N    makes a context on GPU 0 and has its callback: N is its name
 //     destroy N    destroys it, with the callback before
@@ -39,6 +42,7 @@
 #include <set>
 #include <utility>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <cupti.h>
@@ -69,7 +73,10 @@ bool is_subscribed;
 CUpti_CallbackFunc called_back;
 void *of_subscriber;
 std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
+std::multiset<std::pair<CUpti_CallbackDomain, uint32_t>> entered;
+bool is_spoiled;
 bool is_late, is_hidden;
+std::atomic<bool> has_gpu;
 std::map<pid_t, std::vector<std::string>> held;  // by thread, what CUPTI has not put into buffers
 std::atomic<uint32_t> correlations;
 thread_local uint32_t correlation;  // of the thread's call
@@ -103,6 +110,14 @@ bool is_called_for(CUpti_CallbackDomain domain, uint32_t cbid) {
 void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr,
                CUpti_CallbackDomain domain = CUPTI_CB_DOMAIN_DRIVER_API, const void *params = nullptr) {
     if (!is_called_for(domain, cbid)) return;
+    {
+        std::lock_guard lock(mutex);
+        auto place = entered.find({domain, cbid});
+        if (is_entry)
+            entered.insert({domain, cbid});
+        else if (place != entered.end())
+            entered.erase(place);
+    }
     static uint32_t result = 0;
     CUpti_CallbackData data{};
     data.callbackSite = is_entry ? CUPTI_API_ENTER : CUPTI_API_EXIT, data.symbolName = kernel;
@@ -118,14 +133,6 @@ void call(uint32_t cbid, const void *params = nullptr) {
 struct Needs {
     int registers = 0, static_bytes = 0, dynamic_bytes = 0, configured_bytes = 0;
 } needs;
-void gpu() {
-    std::lock_guard lock(mutex);
-    CUpti_ActivityDevice5 record{};
-    record.kind = CUPTI_ACTIVITY_KIND_DEVICE, record.name = "NVIDIA H200", record.numMultiprocessors = 132;
-    record.computeCapabilityMajor = 9, record.maxWarpsPerMultiprocessor = 64, record.maxBlocksPerMultiprocessor = 32;
-    record.maxRegistersPerMultiprocessor = 65536, record.maxSharedMemoryPerMultiprocessor = 233472;
-    add(record);
-}
 enum Runs { NEVER, NOW, LATER };
 void run(CUpti_ActivityKernel10 &record, unsigned ms) {
     record.start = now();
@@ -164,6 +171,25 @@ void launch_by_runtime() {
         if (is_entry) launch_by_driver(NOW);
     }
 }
+// A call that another thread makes, from one word of the input to another.
+class Staying {
+  public:
+    void begin() {
+        thread_ = std::thread([this] {
+            correlation = ++correlations;
+            call_back(CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize, true);
+            is_in_ = true;
+            while (is_in_) usleep(100);
+            call_back(CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize, false);
+        });
+        while (!is_in_) usleep(100);
+    }
+    void end() { is_in_ = false, thread_.join(); }
+
+  private:
+    std::thread thread_;
+    std::atomic<bool> is_in_{false};
+};
 void *handle(uintptr_t number) { return reinterpret_cast<void *>(number); }
 // Calls that record an event and wait. A stream's handle is its number.
 void wait() {
@@ -192,6 +218,7 @@ void other_takes(CUcontext, uint32_t, uint8_t *, size_t, size_t) {}
 
 extern "C" {
 int standin_driver_version(int *version) { return *version = 13000, 0; }
+int standin_has_gpu() { return has_gpu; }
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
     return kinds.insert(kind), CUPTI_SUCCESS;
@@ -230,7 +257,6 @@ CUptiResult cuptiActivityGetAttribute(CUpti_ActivityAttribute, size_t *, void *v
 CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activity **record) {
     // Never destroyed: records are asked for at the program's exit too.
     static const auto &sizes = *new std::map<CUpti_ActivityKind, size_t>{
-        {CUPTI_ACTIVITY_KIND_DEVICE, sizeof(CUpti_ActivityDevice5)},
         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, sizeof(CUpti_ActivityKernel10)}};
     auto *next = *record ? reinterpret_cast<uint8_t *>(*record) + (sizes.at((*record)->kind) + 7) / 8 * 8 : from;
     if (next >= from + bytes) return CUPTI_ERROR_MAX_LIMIT_REACHED;
@@ -258,6 +284,7 @@ CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, con
         {CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, "cuLaunchKernel"},
         {CUPTI_DRIVER_TRACE_CBID_cuModuleUnload, "cuModuleUnload"},
         {CUPTI_DRIVER_TRACE_CBID_cuEventRecord, "cuEventRecord"},
+        {CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize, "cuCtxSynchronize"},
         {CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent, "cuStreamWaitEvent"},
         {CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize, "cuStreamSynchronize"},
         {CUPTI_DRIVER_TRACE_CBID_cuEventSynchronize, "cuEventSynchronize"}};
@@ -313,6 +340,7 @@ CUptiResult cuptiSubscribe_v2(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc
 CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle, CUpti_CallbackDomain domain, CUpti_CallbackId cbid) {
     std::lock_guard lock(mutex);
     enable ? void(called_for.insert({domain, cbid})) : void(called_for.erase({domain, cbid}));
+    is_spoiled |= !enable && entered.count({domain, cbid});
     return CUPTI_SUCCESS;
 }
 }
@@ -337,10 +365,14 @@ int main() {
         if (what == "needs" && scanf("%d %d %d %d", &needs.registers, &needs.static_bytes, &needs.dynamic_bytes,
                                      &needs.configured_bytes) != 4)
             return 2;
-        if (what == "gpu") gpu();
+        if (what == "gpu") has_gpu = true;
         if (what == "run") run_waiting();
         if (what == "waits") wait();
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
+        static auto &staying = *new Staying;
+        if (what == "stay") staying.begin();
+        if (what == "leave") staying.end();
+        if (what == "spoiled" && !is_spoiled) what = "whole";
         if (what == "callbacks") {
             std::lock_guard lock(mutex);
             what = called_for.empty() ? "no callbacks" : "some callbacks";

@@ -56,10 +56,6 @@ def test_each_launch_is_recorded_or_counted(program: Path, tmp_path: Path, engin
     assert code == (7 if number is None else 128 + number), errors
     footer = json.loads(recording.read_text().splitlines()[-1])
     kept = footer["counts"].get("gpu_kernel", 0)
-    if engine == "kernels" and how not in ("exit", "exit_in_thread", "quick_exit"):
-        # A part of the buffers that the process left may not be readable, with any number of launches.
-        assert kept == 250 or footer["losses"], footer
-        return
     assert (kept + footer["losses"].get("gpu_kernel", 0), kept >= 200) == (250, True), footer
     if engine == "warps":
         warps = footer["counts"]["gpu_warp"]

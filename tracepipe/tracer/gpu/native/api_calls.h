@@ -3,10 +3,8 @@
 //
 //     calling thread ──entry──▶ open call: begin, stack ──exit──▶ the thread's buffer ──every FLUSH_MS──▶ channel
 //
-// CUPTI can make records of calls itself, but not only of chosen functions in a process that runs already, and
-// each turn of a window would be dangerous: a call that it is asked to record or to forget halfway spoils all
-// later records of its thread. What a call recorded or waited for costs 2 µs for each launch as CUPTI's
-// records, and nothing as the arguments of the call.
+// CUPTI can make records of calls itself, but not only of chosen functions in a process that runs already. And with its
+// records of events and waits, each launch takes 2 µs longer, while the arguments of a call cost nothing.
 #pragma once
 #include <atomic>
 #include <csignal>
@@ -52,13 +50,28 @@ class ApiCalls {
                 function.is_of_thread = strstr(name, "_ptsz") != nullptr;
             }
     }
-    // Starts or stops recording. One thread at a time may call it.
-    void record(bool is_recorded) {
-        turn_++;  // calls that are open now are not recorded
+    // The chosen functions have callbacks from now on.
+    void open() {
+        session_++;
         for (auto domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
             for (uint32_t id = 1; id < functions(domain); id++)
-                if (functions_[domain][id].flags)
-                    subscription_.set(Subscription::CALLS, domain, id, is_recorded);
+                if (functions_[domain][id].flags) subscription_.set(Subscription::CALLS, domain, id, true);
+    }
+    // Takes the callbacks away. Whether none is left: not while a thread is in a call. A function that loses its
+    // callback meanwhile leaves CUPTI with an entry without an exit, and all later records of that thread, also those of
+    // another client, have the number of that call (CUPTI 13.0). So they stay between windows.
+    bool close() {
+        for (auto domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
+            for (uint32_t id = 1; id < functions(domain); id++) {
+                if (!subscription_.has(Subscription::CALLS, domain, id)) continue;
+                if (is_any_inside()) return false;
+                subscription_.set(Subscription::CALLS, domain, id, false);
+            }
+        return true;
+    }
+    // Starts or stops recording; calls that are open then are not recorded. One thread at a time may call it.
+    void record(bool is_recorded) {
+        if (is_recorded != is_on(turn_)) turn_++;
     }
     // Takes a callback; whether a call that waited for the GPU has returned.
     bool take(CUpti_CallbackDomain domain, uint32_t id, const CUpti_CallbackData &data) {
@@ -67,10 +80,13 @@ class ApiCalls {
         if (!thread) return false;
         const Function &function = functions_[domain][id];
         Open &open = thread->open;
-        uint32_t turn = turn_.load(std::memory_order_relaxed);
+        uint32_t turn = turn_.load(std::memory_order_relaxed), session = session_.load(std::memory_order_relaxed);
+        bool is_inside = thread->inside.load(std::memory_order_relaxed) == session;
         if (data.callbackSite == CUPTI_API_ENTER) {
-            if (open.turn == turn) return false;  // a call of the driver, in one of the runtime
+            if (is_inside) return false;  // a call of the driver, in one of the runtime
+            thread->inside = session;
             open = {turn, domain, id, data.correlationId, 0, 0};
+            if (!is_on(turn)) return false;
             uint64_t now_ns = monotonic_ns();
             if (is_with_stacks_ && function.flags & CALL_HAS_STACK)
                 open.stack = stacks_.here(channel_, now_ns), now_ns = monotonic_ns();
@@ -78,8 +94,9 @@ class ApiCalls {
             return false;
         }
         bool is_same = open.domain == domain && open.id == id && open.correlation == data.correlationId;
-        if (open.turn != turn || !is_same) return false;
-        open.turn = 0;
+        if (!is_inside || !is_same) return false;
+        thread->inside = 0;
+        if (!is_on(turn) || open.turn != turn) return false;
         uint32_t result = data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
         Call call{open.start_ns, monotonic_ns(), open.stack, uint32_t(domain), id, thread->tid, open.correlation,
                   result, ~0u, ~0u, ~0u};
@@ -116,7 +133,8 @@ class ApiCalls {
     };
     struct Thread {
         const uint32_t tid = thread_id();
-        Open open{};  // the thread's own
+        std::atomic<uint32_t> inside{0};  // the session in which it entered the call that it is in
+        Open open{};                      // the thread's own
         std::mutex mutex;  // for what is below
         uint8_t *buffer = nullptr;
         KeptBuffer *kept = nullptr;
@@ -128,6 +146,7 @@ class ApiCalls {
         return domain == CUPTI_CB_DOMAIN_DRIVER_API ? uint32_t(CUPTI_DRIVER_TRACE_CBID_SIZE)
                                                      : uint32_t(CUPTI_RUNTIME_TRACE_CBID_SIZE);
     }
+    static bool is_on(uint32_t turn) { return turn & 1; }
     static int tgkill(pid_t process, pid_t thread, int signal) { return int(syscall(SYS_tgkill, process, thread, signal)); }
     static Given given_to(const char *function) {
         const char *name = function + (strncmp(function, "cuda", 4) == 0 ? 4 : 2);
@@ -157,6 +176,12 @@ class ApiCalls {
         return events_.try_emplace(event, uint32_t(events_.size() + 1)).first->second;
     }
 
+    bool is_any_inside() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (auto &thread : threads_)
+            if (thread->inside == session_) return true;
+        return false;
+    }
     Thread *here() {
         // After a fork, the thread's buffer is the parent's.
         thread_local Thread *thread = nullptr;
@@ -217,7 +242,7 @@ class ApiCalls {
     Subscription &subscription_;
     PythonStacks stacks_;
     bool is_with_stacks_ = false;
-    std::atomic<uint32_t> turn_{1};
+    std::atomic<uint32_t> turn_{0}, session_{0};  // sessions count from 1
     Function functions_[CUPTI_CB_DOMAIN_RUNTIME_API + 1][std::max<size_t>(CUPTI_DRIVER_TRACE_CBID_SIZE,
                                                                          CUPTI_RUNTIME_TRACE_CBID_SIZE)];
     std::mutex mutex_, events_mutex_;

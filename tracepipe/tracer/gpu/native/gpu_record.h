@@ -10,7 +10,13 @@ namespace tracepipe {
 
 constexpr uint32_t WARP_THREADS = 32;
 
-// Puts KIND_GPU for a device of this process; false if there is no device with that number.
+// Whether the driver can be asked about GPUs.
+inline bool has_device_functions() {
+    static const bool has = (driver().open(), driver().deviceGetName && driver().deviceGetUuid && driver().deviceGetAttribute);
+    return has;
+}
+
+// Puts KIND_GPU for a device of this process; false if there is no device with that number, or CUDA has not begun.
 inline bool put_gpu(Channel &channel, CUdevice device) {
     GpuHead gpu{};
     CUuuid uuid{};

@@ -25,7 +25,6 @@ using CuptiCopy = CUpti_ActivityMemcpy6;
 using CuptiPeerCopy = CUpti_ActivityMemcpyPtoP4;
 using CuptiSet = CUpti_ActivityMemset4;
 using CuptiMemory = CUpti_ActivityMemory4;
-using CuptiDevice = CUpti_ActivityDevice5;
 
 // A call in its thread's buffer, which the library fills itself. No kind of CUPTI has this number.
 constexpr uint32_t KEPT_CALL = 1 << 16;
@@ -44,7 +43,6 @@ void put_layout(Channel &channel, uint32_t from, KernelKind kind, const To &reco
 }
 
 inline void put_layouts(Channel &channel) {
-    put_layout<CuptiDevice>(channel, CUPTI_ACTIVITY_KIND_DEVICE, KernelKind(0), uint64_t(0), {});
 #define FIELD(from, to)                                                                   \
     Field {                                                                               \
         offsetof(From, from), offsetof(To, to),                                           \

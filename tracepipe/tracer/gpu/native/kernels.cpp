@@ -12,12 +12,13 @@
 // and is lost. So at an end, buffers are waited for, and only after a while forced.
 // Buffers are in the channel's memory (kept_layouts.h), so the capture process reads what a process that was killed,
 // or left by _exit, could not send.
-// Nothing here waits for the GPU. The only CUDA calls are, in a running process, those that list the GPUs.
+// Nothing here waits for the GPU. The only CUDA calls are those that list the GPUs.
 //
 // Only one client can have CUPTI's callbacks, or its records. When another one comes, the recording ends, and it has
 // both.
 #include "api_calls.h"
 #include "entry_jump.h"
+#include "gpu_record.h"
 #include "own_thread.h"
 #include "stall_sampler.h"
 #include "subscription.h"
@@ -53,13 +54,13 @@ struct Work {
     const char *what;
 };
 constexpr Work WORK[] = {
-    {CUPTI_ACTIVITY_KIND_DEVICE, "the GPUs"},
-    {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, "kernels"},
     {CUPTI_ACTIVITY_KIND_MEMCPY, "copies"},
     {CUPTI_ACTIVITY_KIND_MEMCPY2, "copies between GPUs"},
     {CUPTI_ACTIVITY_KIND_MEMSET, "memsets"},
     {CUPTI_ACTIVITY_KIND_MEMORY2, "allocations"},
+    {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, "kernels"},
 };
+
 Channel channel;
 Windows windows(channel);
 pid_t owner;
@@ -82,7 +83,7 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
         if (*buffer) spare.pop_back();
     }
     if (!*buffer && !(*buffer = channel.take_buffer()))
-        *buffer = static_cast<uint8_t *>(calloc(1, BUFFER_BYTES));
+        *buffer = static_cast<uint8_t *>(aligned_alloc(8, BUFFER_BYTES));
     if (!*buffer) return void(*bytes = 0);
     buffers_out++;
     if (KeptBuffer *kept = channel.kept(*buffer)) kept->sent = 0, kept->is_out = 1;
@@ -91,8 +92,10 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
 void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t, size_t valid_bytes) {
     KeptBuffer *kept = channel.kept(buffer);
     if (valid_bytes) translator.translate(buffer, valid_bytes, kept);
-    if (kept) kept->is_out = 0;
-    memset(buffer, 0, std::min(BUFFER_BYTES, valid_bytes + PAGE_BYTES));
+    if (kept) {
+        kept->is_out = 0;
+        memset(buffer, 0, std::min(BUFFER_BYTES, valid_bytes + PAGE_BYTES));
+    }
     size_t dropped = 0;
     if (cuptiActivityGetNumDroppedRecords(context, stream, &dropped) == CUPTI_SUCCESS && dropped)
         channel.drop(KIND_ANY, dropped);
@@ -115,7 +118,7 @@ void give_up_buffers() {
 
 std::mutex &end_mutex = *new std::mutex;
 std::condition_variable &begun_again = *new std::condition_variable;
-bool is_begun = false, is_ended = false;
+bool is_begun = false, is_ended = false, are_gpus_put = false;
 // Whether CUPTI records, and since which turn of the windows. Both change under turn_mutex, whose holder must
 // not wait for CUPTI's threads, as a thread of the program may hold it in a callback of CUPTI.
 std::mutex &turn_mutex = *new std::mutex;
@@ -144,6 +147,7 @@ bool enable(const Work &work) {
 bool record() {
     is_recording = true;
     bool are_kernels = true;
+    calls.open();
     for (const Work &work : WORK)
         if (!enable(work)) are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
     calls.record(true);
@@ -151,6 +155,7 @@ bool record() {
 }
 
 // Stops recording. A call that is in progress may leave only its kernel, never only the call: calls come first.
+// They still have callbacks.
 void record_nothing() {
     is_recording = false;
     calls.record(false);
@@ -194,10 +199,11 @@ void wait_for_buffers(std::chrono::milliseconds longest) {
     while (cuptiActivityFlushAll(0), buffers_out && is_early()) std::this_thread::sleep_for(LOOK_MS);
 }
 
-// CUPTI fills buffers that are zero. Another client would not know that.
-void leave_zeros_to_library(uint8_t is_left) {
-    size_t bytes = sizeof is_left;
-    cuptiActivitySetAttribute(CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER, &bytes, &is_left);
+// Puts the GPUs of this process. CUDA has begun when CUPTI has a buffer.
+void put_gpus() {
+    constexpr CUdevice GPUS_MAX = 256;
+    if (are_gpus_put || !has_device_functions()) return;
+    for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++, are_gpus_put = true;
 }
 
 // Ends the recording: turns CUPTI off, and sends the remaining records. Called with end_mutex held.
@@ -211,15 +217,14 @@ void send_last(bool is_taken, std::chrono::milliseconds longest) {
     }
     wait_for_buffers(longest);
     if (buffers_out) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-    leave_zeros_to_library(false);
     calls.send();
     if (is_taken) report_taken();
 }
 
 // Ends the recording while the program continues. CUPTI stays in the process: after cuptiFinalize, threads
 // that are in a CUDA call at that moment crash in CUPTI, even if it is called where its documentation says,
-// at the exit of a call (CUPTI 13.0, driver 580). The subscription stays without callbacks, as threads may be in one,
-// until another client asks for it.
+// at the exit of a call (CUPTI 13.0, driver 580). The subscription stays, until another client asks for it. It loses
+// its callbacks as soon as no thread is in a call.
 void let_go(bool is_taken, std::chrono::milliseconds longest) {
     send_last(is_taken, longest);
     give_up_buffers();
@@ -266,8 +271,9 @@ bool watch_for_others() {
 void leave_to_other() {
     std::lock_guard lock(end_mutex);
     if (this_process() == owner) {
-        // This is a thread of the program, and must not wait.
+        // This is a thread of the program, and must not wait for long.
         if (!is_ended) let_go(true, std::chrono::milliseconds(0));
+        for (int tries = 0; tries < 10 && !calls.close(); tries++) std::this_thread::sleep_for(std::chrono::microseconds(100));
         subscription.end();
     }
     for (EntryJump &jump : jumps) jump.remove();
@@ -286,17 +292,20 @@ bool wait_for_flush(std::unique_lock<std::mutex> &lock, unsigned &wait_ms) {
 void flush_often(void *) {
     is_own_thread() = true;
     std::unique_lock lock(end_mutex);
-    for (;; begun_again.wait(lock, [] { return !is_ended; })) {
+    for (;;) {
         for (unsigned wait_ms = FIRST_FLUSH_MS; !wait_for_flush(lock, wait_ms);) {
             follow_window();
             if (channel.is_over()) {
                 let_go(false, LAST_OF_RECORDING);
                 break;
             }
+            if (buffers_out) put_gpus();
             calls.send();
             cuptiActivityFlushAll(0);
             flushed_ns = monotonic_ns();
         }
+        while (is_ended && !calls.close()) begun_again.wait_for(lock, std::chrono::milliseconds(FLUSH_MS));
+        begun_again.wait(lock, [] { return !is_ended; });
     }
 }
 
@@ -305,6 +314,7 @@ void end() {
     is_exiting = true;
     std::lock_guard lock(end_mutex);
     if (is_ended) return;
+    if (buffers_out) put_gpus();
     wait_for_buffers(LAST_OF_PROCESS);
     send_last(false, std::chrono::milliseconds(0));
     give_up_buffers();
@@ -334,26 +344,20 @@ Attached give_up() {
     return CUPTI_FAILS;
 }
 
-// CUPTI reports the GPUs if it is initialised with CUDA, but not if it is initialised later.
-void put_gpus() {
-    constexpr CUdevice GPUS_MAX = 256;
-    if (!driver().open()) return;
-    for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++;
-}
-
-// Requests a buffer for each thread, which is the default from CUPTI 13 on. The setting must not change after
-// records were made, as another profiler may have done in a running process.
+// Requests a buffer for each thread, as CUPTI does by itself from 13 on. The setting must not change after records were
+// made, as another profiler may have done in a running process.
 void part_buffers() {
     uint8_t is_by_thread = 1;
     size_t bytes = sizeof is_by_thread;
-    cuptiActivitySetAttribute(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, &bytes, &is_by_thread);
+    if (CUPTI_API_VERSION < 130000)
+        cuptiActivitySetAttribute(CUPTI_ACTIVITY_ATTR_PER_THREAD_ACTIVITY_BUFFER, &bytes, &is_by_thread);
 }
 
 // Called with end_mutex held.
 Attached begin(bool is_late) {
     if (!channel.open()) return NOT_CONNECTED;
     bool is_first = owner != getpid();
-    is_begun = true, is_ended = false;
+    is_begun = true, is_ended = are_gpus_put = false;
     owner = getpid();
     translator.begin_anew();
     if (!subscription.open(called_back)) {
@@ -362,10 +366,10 @@ Attached begin(bool is_late) {
     }
     calls.begin_anew();
     put_hello();
-    if (is_late) put_gpus();
-    cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
-    if (!is_late) part_buffers();
-    leave_zeros_to_library(true);
+    if (is_late)
+        put_gpus();
+    else
+        part_buffers();
     if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) {
         channel.note("CUPTI does not take buffers: another profiler uses it in the traced process.");
         return give_up();
@@ -374,9 +378,12 @@ Attached begin(bool is_late) {
         std::lock_guard turning(turn_mutex);
         windows.open();
         followed_turns = windows.turns();
-        // In any case, as CUPTI reports then what it does not record, and the GPUs.
+        // In any case, as CUPTI reports then what it does not record.
         if (!record()) return give_up();
-        if (!windows.is_open()) record_nothing();
+        if (!windows.is_open()) {
+            record_nothing();
+            calls.close();
+        }
         channel.followed(followed_turns);
     }
     if (windows.are_asked()) window_calls.open();

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "demangle.h"
-#include "gpu_record.h"
 #include "kept_layouts.h"
 #include "transport.h"
 
@@ -87,8 +86,6 @@ class Translator {
             return take(*reinterpret_cast<const CuptiSet *>(activity));
         case CUPTI_ACTIVITY_KIND_MEMORY2:
             return take(*reinterpret_cast<const CuptiMemory *>(activity));
-        case CUPTI_ACTIVITY_KIND_DEVICE:
-            return take(*reinterpret_cast<const CuptiDevice *>(activity));
         default:
             return;
         }
@@ -151,17 +148,6 @@ class Translator {
             return;
         memory_.add({from.timestamp, from.bytes, from.address, from.deviceId, from.contextId, from.streamId,
                      from.correlationId, uint32_t(from.memoryOperationType), uint32_t(from.memoryKind)});
-    }
-
-    void take(const CuptiDevice &from) {
-        GpuHead gpu{};
-        gpu.index = from.id, gpu.sms = from.numMultiprocessors, gpu.clock_khz = from.coreClockRate;
-        gpu.major = from.computeCapabilityMajor, gpu.minor = from.computeCapabilityMinor;
-        gpu.warps = from.maxWarpsPerMultiprocessor, gpu.blocks = from.maxBlocksPerMultiprocessor;
-        gpu.registers = from.maxRegistersPerMultiprocessor;
-        gpu.shared_bytes = from.maxSharedMemoryPerMultiprocessor;  // the record has no reserved_bytes
-        memcpy(gpu.uuid, from.uuid.bytes, sizeof gpu.uuid);
-        channel_.put(KIND_GPU, &gpu, sizeof gpu, from.name ? from.name : "", 0);
     }
 
     // A name stays at its address while its module is loaded; later another may be there.
