@@ -295,6 +295,24 @@ def test_the_process_cannot_change_how_far_the_reader_has_read(channel: Channel,
     assert payloads(channel.collect()) == [b"second"]
 
 
+def test_a_record_that_is_committed_while_it_is_copied_is_whole(
+    channel: Channel, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of many bytes may take the last ones first."""
+    copied = channel._bytes
+    process.put(0, bytes(64), state=BUSY)
+
+    def ends_first(start: int, size: int) -> bytes:
+        end = copied(start, size)[RECORD.size :]
+        process.put(0, b"x" * 64)
+        return copied(start, size)[: RECORD.size] + end
+
+    monkeypatch.setattr(channel, "_bytes", ends_first)
+    found = payloads(channel.collect())
+    monkeypatch.setattr(channel, "_bytes", copied)
+    assert found + payloads(channel.collect()) == [b"x" * 64]
+
+
 @pytest.mark.parametrize("dropped", [(1 << 64) - 1, (1 << 41) + 1, 4])
 def test_an_impossible_count_of_drops_is_not_a_loss(channel: Channel, process: Process, dropped: int) -> None:
     process.set(DROPPED_AT + 8 * 20, 5)

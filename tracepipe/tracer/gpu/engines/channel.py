@@ -480,7 +480,9 @@ class Channel:
         size = min(produced - self._consumed, self._ring_bytes // 2) & -ALIGNMENT
         piece = self._bytes(self._consumed, size)
         end = self._committed_until(piece, 0)
-        pieces.append(piece[:end])
+        # They are copied again: the first copy may have taken the end of a record before it was written, and after
+        # that the header that says that it was.
+        pieces.append(self._bytes(self._consumed, end))
         if not is_final:
             return end
         is_last = size == produced - self._consumed

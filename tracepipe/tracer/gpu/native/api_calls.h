@@ -52,7 +52,8 @@ class ApiCalls {
     }
     // The chosen functions have callbacks from now on.
     void open() {
-        session_++;
+        if (!is_open_) session_++;
+        is_open_ = true;
         for (auto domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
             for (uint32_t id = 1; id < functions(domain); id++)
                 if (functions_[domain][id].flags) subscription_.set(Subscription::CALLS, domain, id, true);
@@ -67,6 +68,7 @@ class ApiCalls {
                 if (is_any_inside()) return false;
                 subscription_.set(Subscription::CALLS, domain, id, false);
             }
+        is_open_ = false;
         return true;
     }
     // Starts or stops recording; calls that are open then are not recorded. One thread at a time may call it.
@@ -108,7 +110,8 @@ class ApiCalls {
     void send() {
         std::lock_guard<std::mutex> lock(mutex_);
         for (auto thread = threads_.begin(); thread != threads_.end();) {
-            bool is_ended = !send(**thread) && tgkill(this_process(), pid_t((*thread)->tid), 0) != 0;
+            bool is_ended = tgkill(this_process(), pid_t((*thread)->tid), 0) != 0;
+            send(**thread);
             if (is_ended) give_up(**thread);
             thread = is_ended ? threads_.erase(thread) : std::next(thread);
         }
@@ -207,12 +210,9 @@ class ApiCalls {
         if ((thread.kept = channel_.kept(thread.buffer))) thread.kept->sent = 0, thread.kept->is_out = 1;
         return thread.buffer != nullptr;
     }
-    // Whether there was something to send.
-    bool send(Thread &thread) {
+    void send(Thread &thread) {
         std::lock_guard<std::mutex> lock(thread.mutex);
-        bool is_some = thread.used != 0;
         send_all(thread);
-        return is_some;
     }
     void send_all(Thread &thread) {
         std::vector<Call> calls;
@@ -241,7 +241,7 @@ class ApiCalls {
     Channel &channel_;
     Subscription &subscription_;
     PythonStacks stacks_;
-    bool is_with_stacks_ = false;
+    bool is_with_stacks_ = false, is_open_ = false;  // is_open_: the functions have callbacks
     std::atomic<uint32_t> turn_{0}, session_{0};  // sessions count from 1
     Function functions_[CUPTI_CB_DOMAIN_RUNTIME_API + 1][std::max<size_t>(CUPTI_DRIVER_TRACE_CBID_SIZE,
                                                                          CUPTI_RUNTIME_TRACE_CBID_SIZE)];

@@ -91,6 +91,7 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
 
 void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t, size_t valid_bytes) {
     KeptBuffer *kept = channel.kept(buffer);
+    calls.send();  // before their kernels, whose arguments they get
     if (valid_bytes) translator.translate(buffer, valid_bytes, kept);
     if (kept) {
         kept->is_out = 0;
