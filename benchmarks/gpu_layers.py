@@ -1,18 +1,17 @@
-"""Measures what each layer of a capture costs a step of PyTorch and of JAX, in turns.
+"""Measures what a capture costs steps of PyTorch and of JAX, against processes that were never touched.
 
     python benchmarks/gpu_layers.py [--blocks N] [--only STEP]...
 
-STEP: small, transformer, gpt2, jax, launches, new_stacks; with two GPUs ddp.
+STEP: small, gpt, gpt2, transformer, jax, launches, deep; with two GPUs ddp.
 
-Needs an NVIDIA GPU and root; ends with 3 without a GPU. A step is a process of gpu_steps.py, which is never
-started anew: a capture is attached to it (`--pid`), lets go after its turn, and another one follows, in an
-order drawn anew for each block. So a ratio is that of two turns of one process within seconds. Native turns
-are those between recordings: CUPTI is in the process then, and asked for nothing. `CUPTI alone` is asked for
-the same as in the rows of its calls, and nobody has its records. The row `never recorded` is a second process
-of the same step; by as much as its ratios differ, the others' may differ by chance.
+Needs an NVIDIA GPU and root; ends with 3 without a GPU. Each row is a process of gpu_steps.py of its own,
+which is recorded from its start, or never. All take turns of some steps, in an order drawn anew for each
+block. A ratio is that of the first quartiles of all steps, as other programs of the machine make steps
+longer, never shorter. Three processes are never touched: by as much as each differs from all three, the
+others may differ by chance.
 
-Ratios are medians over the blocks, with the least and the most. Of launches also what one takes more than
-without stacks of Python.
+`CUPTI alone` is cupti_alone.cpp, where nobody has the records. Of launches also what one takes more with
+stacks.
 """
 
 from __future__ import annotations
@@ -20,80 +19,73 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import tracepipe  # noqa: E402
-from benchmarks.gpu import of_steps, spread_text, tools_here  # noqa: E402
-from benchmarks.gpu_steps import LAUNCHES, NEW_STACKS  # noqa: E402
-from tracepipe.errors import TracepipeError  # noqa: E402
-from tracepipe.tracer.gpu.build.toolchain import NATIVE as SOURCES  # noqa: E402
+from benchmarks.gpu import of_steps, tools_here  # noqa: E402
+from benchmarks.gpu_steps import DEEP, LAUNCHES  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import Toolchain  # noqa: E402
-from tracepipe.tracer.gpu.choice import calls_text  # noqa: E402
 
-TURNS = {
-    "small": 400,
-    "gpt2": 40,
-    "transformer": 20,
-    "jax": 300,
-    "launches": 50,
-    "new_stacks": 20,
-    "ddp": 150,
-}
-"""Steps in a turn, which take a few tenths of a second together."""
-LAUNCHES_OF = {"launches": LAUNCHES, "new_stacks": NEW_STACKS}
-BLOCKS = 7
-NATIVE, NEVER = "native", "never recorded"
+TURNS = {"small": 8, "gpt": 4, "gpt2": 4, "transformer": 4, "jax": 10, "launches": 4, "deep": 5, "ddp": 10}
+"""Steps in a turn, which take some hundredths of a second together."""
+LAUNCHES_OF = {"launches": LAUNCHES, "deep": DEEP}
+BLOCKS = 40
+NEVER = ("never touched", "never touched, again", "never touched, once more")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is recorded in a turn."""
+    """How a process is started, and whether its steps follow a window."""
 
     name: str
-    layers: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    alone: str = ""
-    """The calls that CUPTI records without a reader of its records. Empty: there is a capture."""
+    options: tuple[str, ...] | None = None
+    """Those of the capture; None: there is none."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    is_after_window: bool = False
 
 
-_KERNELS = {"gpu": "kernels", "calls": "launches"}
-_CALLS = {"gpu": "kernels", "calls": "default"}
-_STACKS = Row("kernels, calls", ("gpu_kernel",), _CALLS)
-_NO_STACKS = Row("kernels, calls, no stacks", ("gpu_kernel",), _CALLS | {"stacks": "off"})
+_KERNELS = ("--gpu", "kernels", "--layers", "gpu_kernel")
+_NVTX = ("--gpu", "kernels", "--layers", "gpu_kernel,annotation")
+_OFF = ("--stacks", "off")
+_EBPF = ("--gpu", "kernels", "--layers")
+NO_STACKS = Row("kernels, calls, no stacks", (*_KERNELS, *_OFF))
+STACKS = Row("kernels, calls, stacks", _KERNELS)
 ROWS = (
-    Row("CUPTI alone, launching calls", (), alone="launches"),
-    Row("kernels, launching calls", ("gpu_kernel",), _KERNELS),
-    Row("CUPTI alone, calls", (), alone="default"),
-    _NO_STACKS,
-    _STACKS,
-    Row("kernels, calls, scheduler", ("gpu_kernel", "scheduler"), _CALLS),
-    Row("kernels, calls, syscalls", ("gpu_kernel", "syscall"), _CALLS),
-    Row("kernels, calls, both", ("gpu_kernel", "scheduler", "syscall"), _CALLS),
-    Row("kernels, calls, --last 10s", ("gpu_kernel",), _CALLS | {"last": "10s"}),
-    Row("between windows: kernels", ("gpu_kernel",), _CALLS | {"start_on": "api"}),
-    Row("between windows: both", ("gpu_kernel", "scheduler", "syscall"), _CALLS | {"start_on": "api"}),
-    Row("eBPF: calls", ("userspace",), {"gpu": "off", "calls": "default"}),
-    Row("eBPF: calls, both", ("userspace", "scheduler", "syscall"), {"gpu": "off", "calls": "default"}),
+    *(Row(name) for name in NEVER),
+    Row("CUPTI alone, kernels", None, {"CUPTI_ALONE": "kernels"}),
+    Row("CUPTI alone, kernels and calls", None, {"CUPTI_ALONE": "calls"}),
+    Row("kernels, launching calls", (*_KERNELS, *_OFF, "--calls", "launches")),
+    NO_STACKS,
+    STACKS,
+    Row("kernels, calls, stacks, NVTX", _NVTX),
+    Row("the same and the scheduler", (*_EBPF, "gpu_kernel,annotation,scheduler")),
+    Row("the same and system calls", (*_EBPF, "gpu_kernel,annotation,scheduler,syscall")),
+    Row("kernels, --last 10s", (*_KERNELS, "--last", "10s")),
+    Row("before the first window", (*_NVTX, "--start-on", "nvtx:never")),
+    Row("between windows", (*_NVTX, "--start-on", "nvtx:window", "--repeat", "2"), {}, True),
+    Row("after the last window", (*_NVTX, "--start-on", "nvtx:window"), {}, True),
+    Row("eBPF: calls", ("--gpu", "off", "--layers", "userspace")),
+    Row("PyTorch's profiler", None, {"PROFILED": "1"}),
 )
 
 
 class Steps:
     """A process that makes steps on request."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        given = {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=given)
         self.pids: list[int] = []
 
     def begin(self) -> None:
@@ -104,41 +96,33 @@ class Steps:
                 raise RuntimeError(f"it ended with {self.process.wait()}")
         self.pids = [int(pid) for pid in line.split()[1:]]
 
-    def turn_ms(self, count: int, alone: str = "") -> float:
-        """The median length of `count` steps; `alone`: as a row has it."""
+    def times_ms(self, asked: str) -> list[float]:
+        """What each step took that a line of gpu_steps.py asks for."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{count} {calls_text(alone)}\n" if alone else f"{count}\n")
+        self.process.stdin.write(f"{asked}\n")
         self.process.stdin.flush()
-        return statistics.median(map(float, self.process.stdout.readline().split()))
+        return [float(word) for word in self.process.stdout.readline().split()]
+
+    def turn_ms(self, count: int) -> float:
+        """The median length of `count` steps."""
+        return statistics.median(self.times_ms(str(count)))
 
     def close(self) -> None:
-        """Let the process end."""
-        self.process.communicate(timeout=60)
-
-
-def recorded_ms(steps: Steps, row: Row, count: int, file: Path) -> float:
-    """A turn while it is recorded, or before a window."""
-    if row.alone:
-        return steps.turn_ms(count, row.alone)
-    with tracepipe.capture(
-        pids=steps.pids,
-        output=str(file),
-        force=True,
-        notify=lambda _: None,
-        options=tracepipe.CaptureOptions(layers=row.layers, **row.options),
-    ) as run:
-        took_ms = steps.turn_ms(count)
-        if "start_on" in row.options:
-            with run.window():
-                pass
-        return took_ms
+        """Let the process end, with its capture."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:  # a capture after its last window waits for Ctrl-C
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait(60)
 
 
 def build_alone(tools: Toolchain, folder: Path) -> Path:
     """The library of cupti_alone.cpp. Raises CaptureUnavailable and CalledProcessError."""
     cupti, library = tools.part("cupti"), folder / "cupti_alone.so"
-    includes = [f"-I{SOURCES}", *(f"-isystem{include}" for include in cupti.include)]
+    includes = [f"-isystem{include}" for include in cupti.include]
     links = [str(cupti.library), f"-Wl,-rpath,{cupti.library.parent}"]
     source = str(Path(__file__).with_name("cupti_alone.cpp"))
     command = [str(tools.gxx().path), "-std=c++17", "-O2", "-shared", "-fPIC", *includes]
@@ -146,61 +130,84 @@ def build_alone(tools: Toolchain, folder: Path) -> Path:
     return library
 
 
+def started(row: Row, command: Sequence[str], folder: Path) -> Steps:
+    """The process of a row."""
+    environment = dict(row.environment)
+    if "CUPTI_ALONE" in environment:
+        environment["CUDA_INJECTION64_PATH"] = str(folder / "cupti_alone.so")
+    if row.options is not None:
+        file = folder / f"{row.name.replace(' ', '-')}.jsonl"
+        capture = [sys.executable, "-m", "tracepipe", "capture", *row.options, "-o", str(file), "--force"]
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        command = [*capture, "--", *command]
+    return Steps(command, environment)
+
+
 def measure(
-    command: Sequence[str], count: int, blocks: int, rows: Sequence[Row] = ROWS, launches: int = 0
+    command: Sequence[str],
+    count: int,
+    blocks: int,
+    rows: Sequence[Row] = ROWS,
+    launches: int = 0,
+    start: Callable[[Row, Sequence[str], Path], Steps] = started,
+    folder: Path = Path(),
 ) -> None:
-    """Print the table of one step. `launches`: in it, where its rows are those of stacks."""
-    ratios: dict[str, list[float]] = {row.name: [] for row in (Row(NEVER, ()), *rows)}
-    native_ms: list[float] = []
-    failed: dict[str, str] = {}
+    """Print the table of one step, whose processes `start` makes. `launches`: in a step, if its rows are
+    those of stacks.
+    """
     with ExitStack() as stack:
-        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run.jsonl"
-        steps, never = Steps(command), Steps(command)
-        for one in (steps, never):
+        steps = {row.name: start(row, command, folder) for row in rows}
+        for one in steps.values():
             stack.callback(one.close)
-        for one in (steps, never):
-            one.begin()
+        for row in rows:
+            steps[row.name].begin()
+            if row.is_after_window:
+                steps[row.name].times_ms("range")
+        for one in steps.values():
+            one.times_ms(str(count))
+        found: dict[str, list[float]] = {row.name: [] for row in rows}
         for _ in range(blocks):
             for row in random.sample(rows, len(rows)):
-                if row.name in failed:
-                    continue
-                native_ms.append(steps.turn_ms(count))
-                ratios[NEVER].append(never.turn_ms(count) / native_ms[-1])
-                try:
-                    ratios[row.name].append(recorded_ms(steps, row, count, file) / native_ms[-1])
-                except TracepipeError as error:
-                    failed[row.name] = error.message
-    print(f"  native {statistics.median(native_ms):.3f} ms, {blocks} blocks of {count} steps")
-    for name, some in ratios.items():
-        print(f"  {name:<28}{failed.get(name) or (spread_text(some) if some else '')}", flush=True)
-    if launches and not failed:
-        pairs = zip(ratios[_STACKS.name], ratios[_NO_STACKS.name], strict=True)
-        launch_us = statistics.median(native_ms) * 1e3 / launches
-        more_us = statistics.median(a - b for a, b in pairs) * launch_us
-        print(f"  {'stacks':<28}{more_us:.2f} us a launch, which takes {launch_us:.2f} us natively")
+                found[row.name] += steps[row.name].times_ms(str(count))
+    never_ms = _quartile([ms for name in NEVER for ms in found.get(name, [])])
+    print(f"  never touched: {never_ms:.3f} ms, the quartile of {blocks} turns of {count} steps")
+    for name, some in found.items():
+        print(f"  {name:<32}{_quartile(some) / never_ms:.3f}", flush=True)
+    if launches:
+        more_us = 1e3 * (_quartile(found[STACKS.name]) - _quartile(found[NO_STACKS.name])) / launches
+        print(f"  {'stacks':<32}{more_us:.2f} us a launch, which takes {1e3 * never_ms / launches:.2f} us")
+
+
+def _quartile(some: Sequence[float]) -> float:
+    return statistics.quantiles(some, n=4)[0]
 
 
 def main() -> None:
     """Print the tables, or why there are none."""
     options = of_steps(__doc__, TURNS, BLOCKS)
     tools = tools_here()
-    gpus = len(tools.driver.gpus)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["CUPTI_ALONE"] = str(build_alone(tools, Path(folder)))
-        print_tables(options, gpus)
+        build_alone(tools, Path(folder))
+        print_tables(options, len(tools.driver.gpus), Path(folder))
 
 
-def print_tables(options: argparse.Namespace, gpus: int) -> None:
+def print_tables(options: argparse.Namespace, gpus: int, folder: Path) -> None:
     """Print the requested tables."""
     for name, count in TURNS.items():
         if name not in (options.only or TURNS) or (name == "ddp" and gpus < 2):
             continue
-        print(f"\n{name}: times native", flush=True)
+        print(f"\n{name}: times a process that was never touched", flush=True)
         launches = LAUNCHES_OF.get(name, 0)
+        rows = (
+            ROWS
+            if not launches
+            else [row for row in ROWS if row.name in (*NEVER, NO_STACKS.name, STACKS.name)]
+        )
+        if name == "jax":  # neither has NVTX ranges nor PyTorch
+            rows = [row for row in rows if not row.is_after_window and "PROFILED" not in row.environment]
         try:
             command = [sys.executable, str(Path(__file__).with_name("gpu_steps.py")), "serve", name]
-            rows = (_NO_STACKS, _STACKS) if launches else ROWS
-            measure(command, count, options.blocks, rows, launches)
+            measure(command, count, options.blocks, rows, launches, folder=folder)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             print(f"  {type(error).__name__}: {error}")
 

@@ -2,15 +2,11 @@
 
 python benchmarks/gpu_steps.py N NAME...    medians of N steps of each
 python benchmarks/gpu_steps.py serve NAME   says `ready` and the processes' ids; a line of N steps is answered
-                                            by what each took
-
-With calls behind N, as call_choice.h reads them, CUPTI records meanwhile: $CUPTI_ALONE is the library of
-cupti_alone.cpp.
+                                            by what each took; `range` is a step in the NVTX range `window`
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import statistics
 import subprocess
@@ -21,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 WARM_UP = 5
-LAUNCHES, NEW_STACKS = 1000, 100
+LAUNCHES, DEEP = 1000, 200
 Step = Callable[[], object]
 """Makes a step, and returns when the GPU has done it."""
 
@@ -122,6 +118,48 @@ def ddp() -> Step:
     return step
 
 
+def gpt() -> Step:
+    """A training step of six layers of 256 with autocast, 16 × 64 tokens: bound by its launches."""
+    import torch
+
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, norm_first=True)
+    body = torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    model = torch.nn.Sequential(torch.nn.Embedding(1024, 256), body, torch.nn.Linear(256, 1024)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    tokens = torch.randint(0, 1024, (16, 64), device="cuda")
+
+    def step() -> float:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            scores = model(tokens).float()
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), tokens.flatten())
+        learn(optimizer, loss)
+        return loss.item()
+
+    return step
+
+
+def deep() -> Step:
+    """200 launches, each from another stack of forty calls."""
+    import torch
+
+    x = torch.zeros(1000, device="cuda")
+
+    def one(way: int, depth: int) -> None:
+        if not depth:
+            x.add_(1)
+        elif depth <= 8 and way >> (depth - 1) & 1:
+            one(way, depth - 1)
+        else:
+            one(way, depth - 1)
+
+    def step() -> None:
+        for way in range(DEEP):
+            one(way, 40)
+        torch.cuda.synchronize()
+
+    return step
+
+
 def launches() -> Step:
     """A thousand launches from one line."""
     import torch
@@ -131,28 +169,6 @@ def launches() -> Step:
     def step() -> None:
         for _ in range(LAUNCHES):
             x.add_(1)
-        torch.cuda.synchronize()
-
-    return step
-
-
-def new_stacks() -> Step:
-    """A hundred launches, each from a new stack of sixteen calls."""
-    import torch
-
-    x, ways = torch.zeros(1000, device="cuda"), iter(range(1 << 16))
-
-    def one(way: int, depth: int) -> None:
-        if not depth:
-            x.add_(1)
-        elif way & 1:
-            one(way >> 1, depth - 1)
-        else:
-            one(way >> 1, depth - 1)
-
-    def step() -> None:
-        for _ in range(NEW_STACKS):
-            one(next(ways), 16)
         torch.cuda.synchronize()
 
     return step
@@ -254,7 +270,7 @@ def waited(step: Step) -> Step:
     return and_wait
 
 
-_OF_LAYERS = (transformer, small, gpt2, compiled, ddp, launches, new_stacks, jax)
+_OF_LAYERS = (transformer, small, gpt, gpt2, compiled, ddp, launches, deep, jax)
 _OF_SAMPLERS = (matmul, attention, softmax, addition, graph)
 STEPS = {step.__name__: step for step in (*_OF_LAYERS, *_OF_SAMPLERS)}
 
@@ -294,30 +310,35 @@ def other_rank(name: str) -> Iterator[subprocess.Popen[str] | None]:
         yield other
 
 
-@contextmanager
-def cupti_alone(calls: str) -> Iterator[None]:
-    """Let CUPTI record kernels and these calls, if any, without a reader of the records."""
-    if not calls:
-        yield
-        return
-    library = ctypes.CDLL(os.environ["CUPTI_ALONE"])
-    library.cupti_begin(calls.encode())
-    yield
-    library.cupti_end()
-
-
 def run_ms(step: Step, asked: str, other: subprocess.Popen[str] | None) -> list[float]:
-    """Steps of this process, and of the other one: N, or N and calls that CUPTI records."""
-    count, _, calls = asked.strip().partition(" ")
-    with cupti_alone(calls):
-        if other is None:
-            return times_ms(step, int(count))
+    """Steps of this process, and of the other one: N, or one in a range."""
+    if other is not None:
         assert other.stdin is not None
-        assert other.stdout is not None
         other.stdin.write(f"{asked.strip()}\n")
-        took_ms = times_ms(step, int(count))
+    took_ms = in_range_ms(step) if asked.strip() == "range" else times_ms(step, int(asked))
+    if other is not None:
+        assert other.stdout is not None
         other.stdout.readline()
-        return took_ms
+    return took_ms
+
+
+def in_range_ms(step: Step) -> list[float]:
+    """A step in the NVTX range `window`, if it is one of PyTorch."""
+    if "torch" not in sys.modules:
+        return times_ms(step, 1)
+    from torch.cuda import nvtx
+
+    with nvtx.range("window"):
+        return times_ms(step, 1)
+
+
+def profiled(step: Step) -> Step:
+    """The step, which PyTorch's profiler records from now on."""
+    from torch.profiler import ProfilerActivity, profile
+
+    profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    profiler.start()
+    return step
 
 
 def main() -> None:
@@ -329,6 +350,8 @@ def main() -> None:
         return
     with other_rank(sys.argv[2]) as other:
         step = made(sys.argv[2])
+        if os.environ.get("PROFILED"):
+            step = profiled(step)
         print("ready", os.getpid(), *([other.pid] if other else []), flush=True)
         if other and other.stdout:
             other.stdout.readline()

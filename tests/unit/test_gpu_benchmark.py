@@ -7,13 +7,13 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu, gpu_after, gpu_layers
 from tests.support.gpu_records import pack_record
-from tracepipe.errors import TracepipeError
 from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.channel import Kind
 from tracepipe.tracer.gpu.engines.kernels import KERNEL, KernelKind
@@ -183,29 +183,46 @@ def test_the_benchmark_of_layers_reports_that_there_is_no_gpu() -> None:
 STEPS = """
 import sys
 print("loaded\\nready 42", flush=True)
-for line in sys.stdin: print(*[2.0] * int(line), flush=True)
+for line in sys.stdin:
+    count = int(line) if line[0].isdigit() else 1
+    print(*[float(sys.argv[1])] * count, flush=True)
 """
 
 
-def test_a_row_is_the_ratio_to_the_turn_before_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def recorded_ms(steps: gpu_layers.Steps, row: gpu_layers.Row, count: int, file: Path) -> float:
-        if row.name == "fails":
-            raise TracepipeError("No such layer.")
-        return 1.25 * steps.turn_ms(count)
+def test_a_row_is_the_ratio_to_processes_that_were_never_touched(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        *(gpu_layers.Row(name) for name in gpu_layers.NEVER),
+        gpu_layers.Row("slower", (), {}, is_after_window=True),
+    ]
 
-    monkeypatch.setattr(gpu_layers, "recorded_ms", recorded_ms)
-    rows = [gpu_layers.Row("slower", ()), gpu_layers.Row("fails", ())]
-    gpu_layers.measure([sys.executable, "-c", STEPS], 3, 2, rows)
+    def start(row: gpu_layers.Row, command: Sequence[str], folder: Path) -> gpu_layers.Steps:
+        return gpu_layers.Steps([*command, "2.5" if row.name == "slower" else "2.0"])
+
+    gpu_layers.measure([sys.executable, "-c", STEPS], 3, 2, rows, start=start)
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
-        "native 2.000 ms, 2 blocks of 3 steps",
-        "never recorded 1.000 (1.000 to 1.000)",
-        "slower 1.250 (1.250 to 1.250)",
-        "fails No such layer.",
+        "never touched: 2.000 ms, the quartile of 2 turns of 3 steps",
+        *(f"{name} 1.000" for name in gpu_layers.NEVER),
+        "slower 1.250",
     ]
 
 
+def test_a_process_is_recorded_from_its_start(tmp_path: Path) -> None:
+    row = gpu_layers.Row(
+        "recorded", ("--gpu", "off", "--layers", "none", "--hook", "tracepoint:sched:sched_switch")
+    )
+    steps = gpu_layers.started(row, ["/bin/sh", "-c", "echo ready $$; read -r line; echo 1.5"], tmp_path)
+    steps.begin()
+    assert steps.times_ms("1") == [1.5]
+    steps.close()
+    assert steps.process.returncode == 0
+    assert (tmp_path / "recorded.jsonl").exists()
+
+
 def test_steps_that_cannot_be_made_are_an_error() -> None:
+    def bare(row: gpu_layers.Row, command: Sequence[str], folder: Path) -> gpu_layers.Steps:
+        return gpu_layers.Steps(command)
+
     with pytest.raises(RuntimeError, match="it ended with 5"):
-        gpu_layers.measure([sys.executable, "-c", "raise SystemExit(5)"], 1, 1, [])
+        gpu_layers.measure(
+            [sys.executable, "-c", "raise SystemExit(5)"], 1, 1, [gpu_layers.Row("it")], start=bare
+        )

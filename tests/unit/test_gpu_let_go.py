@@ -19,7 +19,6 @@ from tests.support.gpu_records import kernel_renderer, warp_renderer
 from tests.support.recorded_program import Recorded
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.records.record import Loss
 
 UNNAMED = "kernel whose name was lost"
 

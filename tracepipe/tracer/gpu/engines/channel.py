@@ -326,7 +326,9 @@ class Channel:
         return b"".join(pieces)
 
     def _kept(self) -> Iterator[bytes]:
-        """Records of what processes had in their buffers, if anything, when they ended without giving them up; once."""
+        """Records of what processes had in their buffers, if anything, when they ended without giving them
+        up; once.
+        """
         for number in range(_KEPT_BUFFERS):
             entry = _KEPT_AT + number * _KEPT.size
             pid, is_out, sent = _KEPT.unpack_from(self._map, entry)
@@ -480,8 +482,8 @@ class Channel:
         size = min(produced - self._consumed, self._ring_bytes // 2) & -ALIGNMENT
         piece = self._bytes(self._consumed, size)
         end = self._committed_until(piece, 0)
-        # They are copied again: the first copy may have taken the end of a record before it was written, and after
-        # that the header that says that it was.
+        # They are copied again: the first copy may have taken the end of a record before it was written, and
+        # after that the header that says that it was.
         pieces.append(self._bytes(self._consumed, end))
         if not is_final:
             return end
