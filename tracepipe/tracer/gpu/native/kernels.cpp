@@ -305,7 +305,8 @@ void flush_often(void *) {
             cuptiActivityFlushAll(0);
             flushed_ns = monotonic_ns();
         }
-        while (is_ended && !calls.close()) begun_again.wait_for(lock, std::chrono::milliseconds(FLUSH_MS));
+        // Not of a process that exits, where CUPTI's own data may be gone.
+        while (is_ended && !is_exiting && !calls.close()) begun_again.wait_for(lock, std::chrono::milliseconds(FLUSH_MS));
         begun_again.wait(lock, [] { return !is_ended; });
     }
 }
