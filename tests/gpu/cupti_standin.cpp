@@ -2,6 +2,8 @@
 // linked to kernels.cpp, or that is loaded into it later, and libcuda.so.1 is cuda_standin.cpp. It does what the lines of its input say, and answers
 // each with a line:
 //
+// With STANDIN_SUBSCRIBED, another profiler has subscribed before the program begins.
+//
 //     launch N     N kernels are launched and run
 //     cuda N       the same by the runtime's function, which calls the driver's
 //     slow N       a kernel is launched and runs for N ms
@@ -36,6 +38,7 @@
 //     quit         returns from main
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -69,7 +72,7 @@ struct Buffer {
 };
 std::map<pid_t, Buffer> buffers;
 std::set<CUpti_ActivityKind> kinds;
-bool is_subscribed;
+bool is_subscribed = getenv("STANDIN_SUBSCRIBED");
 CUpti_CallbackFunc called_back;
 void *of_subscriber;
 std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;

@@ -19,6 +19,7 @@ from tests.support.gpu_records import kernel_renderer, warp_renderer
 from tests.support.recorded_program import Recorded
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
 
 UNNAMED = "kernel whose name was lost"
 
@@ -113,6 +114,17 @@ def test_a_profiler_may_subscribe_as_soon_as_the_recording_is_over(recorded: Rec
     assert recorded.do("subscribe") == "subscribe"
     assert recorded.do("subscribe") == "refused", "there is one at a time"
     assert recorded.end() == 0
+
+
+def test_calls_are_a_loss_where_another_profiler_has_subscribed_before(program: Path) -> None:
+    recorded = Recorded(program, kernel_renderer(), STANDIN_SUBSCRIBED="1")
+    assert recorded.answer() == "begun"
+    recorded.do("launch 3")
+    (loss,) = recorded.channel.losses(KernelStream.lost_layers, KernelStream.lost_reasons)
+    assert recorded.end() == 0
+    assert (len(recorded.of("gpu_kernel")), recorded.of("userspace")) == (3, [])
+    assert (loss.layer, loss.count) == ("userspace", 1)
+    assert "another profiler had CUPTI's callbacks" in loss.reason
 
 
 def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Recorded) -> None:

@@ -620,9 +620,13 @@ class KernelStream(RecordStream):
     decoders: Sequence[MakeDecoder] = (ProcessDecoder, KernelDecoder, StallDecoder)
     clocks: Sequence[str] = ("realtime",)  # an older CUPTI uses its own clock
     lost_layers: Mapping[int, str] = {
-        **LAYERS, StallKind.STALLS: STALL_LAYER, StallKind.STALL_LOSS: STALL_LAYER
+        **LAYERS, KernelKind.CALL_NAME: "userspace",
+        StallKind.STALLS: STALL_LAYER, StallKind.STALL_LOSS: STALL_LAYER,
     }  # fmt: skip
-    lost_reasons: Mapping[int, str] = {KernelKind.ANY: "CUPTI had no buffer"}
+    lost_reasons: Mapping[int, str] = {
+        KernelKind.ANY: "CUPTI had no buffer",
+        KernelKind.CALL_NAME: "another profiler had CUPTI's callbacks: a process's CUDA calls were not recorded",
+    }
 
     def __init__(self, library: Path, *, calls: str = "all", sampled: Iterable[str] | None = None) -> None:
         """`calls`: which API calls are recorded, as `calls_text` takes it. `sampled`: the UUIDs of the

@@ -17,7 +17,7 @@ enum KernelKind : uint16_t {
     KIND_COPY = 42,       // Copy[]
     KIND_SET = 43,        // Set[]
     KIND_CALL = 44,       // Call[]
-    KIND_CALL_NAME = 45,  // | domain u32 | cbid u32 | text: the function of calls of this pid
+    KIND_CALL_NAME = 45,  // | domain u32 | cbid u32 | text: the function of calls of this pid; dropped: its calls are not seen
     KIND_ANY = 46,        // never put; counts records that CUPTI itself dropped
     KIND_MEMORY = 47,     // Memory[]
     KIND_TAKEN = 48,      // | until_ns u64 | noticed_ns u64 |: another profiler took CUPTI; records came until then

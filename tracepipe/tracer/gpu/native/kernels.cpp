@@ -342,6 +342,8 @@ void put_hello() {
 
 Attached give_up() {
     is_ended = true;
+    calls.record(false);
+    calls.close();
     channel.close();
     return CUPTI_FAILS;
 }
@@ -363,8 +365,8 @@ Attached begin(bool is_late) {
     owner = getpid();
     translator.begin_anew();
     if (!subscription.open(called_back)) {
-        channel.note("Another profiler has CUPTI's callbacks: CUDA calls are not recorded, and windows begin some ms late.");
-        channel.drop(KIND_CALL, 1);
+        channel.note("Another profiler has CUPTI's callbacks: windows begin some ms late.");
+        channel.drop(KIND_CALL_NAME, 1);
     }
     calls.begin_anew();
     put_hello();
