@@ -57,6 +57,28 @@ def test_the_slow_ranks_are_found_and_no_other(tables: dict[str, Any]) -> None:
     assert found == {("1", "GPU"), ("6", "data loading"), ("11", "link")}
 
 
+def test_a_slow_gpu_has_its_clock_where_counters_were_recorded(tmp_path: Path) -> None:
+    job = SimulatedJob(1, 4, faults={1: "gpu"})
+    job.write(tmp_path / "runs")
+    for rank in range(4):
+        file = tmp_path / "runs" / job.host_of(rank) / f"{rank}.jsonl"
+        header, *lines = file.read_text().splitlines()
+        start_ns = json.loads(header)["start"]["realtime_ns"]
+        for at in range(100):
+            sample = {
+                "ts_ns": start_ns + at * 1_000_000, "type": "hook", "layer": "gpu_counters", "phase": "C",
+                "name": "gpu_counters", "dur_ns": 1_000_000, "gpu": 0,
+                "args": {"SM clock MHz": 1410.0 if rank == 1 else 1980.0},
+            }  # fmt: skip
+            lines.insert(at, json.dumps(sample))
+        file.write_text("\n".join([header, *lines, ""]))
+    build_here(str(tmp_path / "runs"), str(tmp_path / "ds"))
+    found = asked(tmp_path / "ds")
+    assert [(one["ranks"], one["slow"]) for one in found["slow"]] == [("1", "GPU")]
+    (note,) = (note for note in found["notes"] if "MHz" in note)
+    assert note == "rank 1: its SMs ran at 1,410 MHz in its steps, those of the other ranks at 1,980 MHz"
+
+
 def test_only_the_longest_time_of_a_single_step_is_stated(tmp_path: Path) -> None:
     found = asked(made(tmp_path, {1: "gpu"}, steps=1))
     assert found["slow"] == []

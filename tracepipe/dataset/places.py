@@ -24,7 +24,7 @@ from tracepipe.store.tables import connect
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-FORMAT: Final = "tracepipe-dataset/5"
+FORMAT: Final = "tracepipe-dataset/6"
 """What `dataset.json` says the folder is; it changes when a column changes its meaning."""
 RANKS: Final = "ranks"
 """The layer with a row for each rank: a rank without it is not there."""
@@ -136,6 +136,7 @@ class Rank(NamedTuple):
     has_calls: bool = False
     far_ahead: bool = False
     unknown: str = "{}"
+    sm_clock_mhz: float | None = None
 
     @property
     def recording(self) -> Source:

@@ -27,7 +27,8 @@ from tracepipe.dataset import collectives
 from tracepipe.dataset.identity import identity_of
 from tracepipe.dataset.places import RANKS, Rank, Source
 from tracepipe.errors import InputError
-from tracepipe.event.columns import NONE, Ints
+from tracepipe.event.columns import NONE, Int64s, Ints
+from tracepipe.event.counters import SM_CLOCK
 from tracepipe.event.intervals import Stretches
 from tracepipe.event.origins import IDS_PER_HOST, PIDS_MAX
 from tracepipe.present.writing.table_formats import write_question
@@ -36,6 +37,7 @@ from tracepipe.recording.files import unpacked
 from tracepipe.recording.outputs import writing
 from tracepipe.store import views
 from tracepipe.store.run import Run, load_run
+from tracepipe.store.samples import SERIES
 from tracepipe.store.tables import object_column
 from tracepipe.units import MADE_UP
 
@@ -59,7 +61,7 @@ PROGRAM: Final = (
 """The columns of `analyses.program.Program` that the layer `program` has too."""
 _TEXTS: Final = dict.fromkeys(("clock", "source", "source_format", "source_version", "unknown"), "string")
 _FLAGS: Final = dict.fromkeys(("has_calls", "far_ahead"), "boolean")
-_KINDS: Final = {**_TEXTS, **_FLAGS, "notes": "string[]"}
+_KINDS: Final = {**_TEXTS, **_FLAGS, "notes": "string[]", "sm_clock_mhz": "double"}
 RANK: Final = {name: _KINDS.get(name, "bigint") for name in Rank._fields[2:]}
 _PROGRAM: Final = """
 select p.* exclude (shape, kernel, after, after_lag_ns), after::bigint[] as after,
@@ -146,6 +148,7 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         0 if facts.trace_clock == "realtime" else ahead_ns, *_realtime(facts.footer.end, facts.trace_clock),
         len(times), len(run.layer("gpu_kernel")), count, sum(facts.losses.values()), facts.skipped,
         list(facts.notes), program.has_calls, program.begins_ns is None, json_text(program.unknown),
+        _clock_mhz(run, *spans),
     )  # fmt: skip
     con.execute(f"insert into dataset.{RANKS} values ({', '.join('?' * len(RANK))})", row[2:])
     del work, kinds, times, named, program
@@ -157,6 +160,15 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
     for layer, question in questions.items():
         write(question, layer)
     return Written(row, remarks)
+
+
+def _clock_mhz(run: Run, start_ns: Int64s, end_ns: Int64s) -> float | None:
+    """The mean clock of the SMs of its GPUs in the steps, None without samples of that."""
+    at, total, count = SERIES.index(SM_CLOCK), 0.0, 0.0
+    for samples in run.gpu_samples.values():
+        _, sums, known = samples.inside(start_ns, end_ns)
+        total, count = total + float(sums[:, at].sum()), count + float(known[:, at].sum())
+    return total / count if count else None
 
 
 def _work_columns(run: Run, work: Work, kinds: Ints) -> dict[str, Any]:

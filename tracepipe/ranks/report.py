@@ -11,7 +11,7 @@ from tracepipe.errors import InputError
 from tracepipe.libraries import np
 from tracepipe.ranks.engine import rows
 from tracepipe.ranks.job import Job
-from tracepipe.ranks.stragglers import LINK, longest_unjudged
+from tracepipe.ranks.stragglers import LINK, SLOWER, longest_unjudged
 from tracepipe.reports.report import Column, Result, Table, not_listed
 from tracepipe.units import agree, counted, duration_text, steps_text
 
@@ -128,6 +128,7 @@ def _notes(job: Job) -> list[str]:
         notes.append(
             f"{unplaced} of {clocks} clocks {agree(unplaced, 'is|are')} not placed on the common one"
         )
+    notes += _clocks(job)
     if job.not_replayed:
         notes.append(f"{job.not_replayed} So it is not known what a slow rank costs")
     if (longest := longest_unjudged(job.ranks)) is not None:
@@ -136,6 +137,21 @@ def _notes(job: Job) -> list[str]:
             f"longest: rank {longest.ranks[0]}, {longest.slow}, {duration_text(longest.own_ns)}, usual "
             f"{duration_text(longest.usual_ns)}. Record more steps, each in a range that is called step"
         )
+    return notes
+
+
+def _clocks(job: Job) -> list[str]:
+    """The clocks of GPUs that are slow, where counters were recorded."""
+    clocks = {one.rank: one.sm_clock_mhz for one in job.dataset.rank_rows() if one.sm_clock_mhz is not None}
+    notes = []
+    for one in job.stragglers:
+        own = [clocks[rank] for rank in one.ranks if rank in clocks]
+        others = [mhz for rank, mhz in clocks.items() if rank not in one.ranks]
+        if one.slow == SLOWER["compute_ns"] and own and others:
+            notes.append(
+                f"rank {_ranges(one.ranks)}: its SMs ran at {np.mean(own):,.0f} MHz in its steps, those of the "
+                f"other ranks at {np.median(others):,.0f} MHz"
+            )
     return notes
 
 
