@@ -149,8 +149,8 @@ def _clocks(job: Job) -> list[str]:
         others = [mhz for rank, mhz in clocks.items() if rank not in one.ranks]
         if one.slow == SLOWER["compute_ns"] and own and others:
             notes.append(
-                f"rank {_ranges(one.ranks)}: its SMs ran at {np.mean(own):,.0f} MHz in its steps, those of the "
-                f"other ranks at {np.median(others):,.0f} MHz"
+                f"rank {_ranges(one.ranks)}: its SMs ran at {np.mean(own):,.0f} MHz in its steps, those of "
+                f"the other ranks at {np.median(others):,.0f} MHz"
             )
     return notes
 

@@ -625,7 +625,7 @@ class KernelStream(RecordStream):
     }  # fmt: skip
     lost_reasons: Mapping[int, str] = {
         KernelKind.ANY: "CUPTI had no buffer",
-        KernelKind.CALL_NAME: "another profiler had CUPTI's callbacks: a process's CUDA calls were not recorded",
+        KernelKind.CALL_NAME: "another profiler had CUPTI's callbacks: the calls of a process are not there",
     }
 
     def __init__(self, library: Path, *, calls: str = "all", sampled: Iterable[str] | None = None) -> None:
