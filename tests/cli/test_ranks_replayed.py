@@ -15,12 +15,12 @@ import pytest
 from tests.cli.test_cli_ranks import asked
 from tests.support.here import build_here
 from tests.support.simulated_training import SLOW, Extra, Fault, Training
-from tracepipe.analyses.replay import Change
+from tracepipe.analyses.replay import Change, Replay
 from tracepipe.dataset.clocks_table import read_alignment
 from tracepipe.dataset.places import Dataset
 from tracepipe.errors import InputError, TracepipeError
 from tracepipe.event.intervals import Stretches
-from tracepipe.ranks.programs import programs_of
+from tracepipe.ranks.programs import Programs
 from tracepipe.store.tables import connect
 
 pytestmark = pytest.mark.slow
@@ -45,18 +45,20 @@ def test_steps_without_a_part_are_as_long_as_those_that_never_had_it(
     job = Training(ranks, 8, host_bound=host_bound, extra=extra)
     made = job.run()
     dataset = Dataset.opened(built(tmp_path, made.write(tmp_path / "runs")))
-    programs = programs_of(dataset)
-    replay = programs.replay(read_alignment(dataset), {one.rank: one.clock for one in dataset.rank_rows()})
+    clocks = {one.rank: one.clock for one in dataset.rank_rows()}
+    replay = Replay(Programs(dataset, read_alignment(dataset), clocks))
     replay.refuse_what_is_not_known()
+    (window,) = replay.windows()
     changes = {}
     for number, rank in enumerate(made.ranks):
         own = [one for one in rank.records if one["name"] == "extra" and one["type"] == "annotation"]
         begins_ns = np.array([one["ts_ns"] for one in own], np.int64)
         removed = Stretches(begins_ns, begins_ns + [one["dur_ns"] for one in own] if own else begins_ns)
-        calls_ns = programs.programs[number].call_ns
+        calls_ns = window.programs[number].call_ns
         changes[number] = Change(removed, removed.covered_ns(calls_ns, calls_ns + 1) > 0)
     truth_ns = np.median(replace(job, extra="").run().steps_ns())
-    found_ns = replay.steps_ns(replay.recorded_ns) - replay.saved_ns(changes)
+    (outcome,) = replay.outcomes([lambda _: (changes, None)])
+    found_ns = replay.steps_ns(replay.recorded_ns) - replay.saved_ns(outcome)
     assert float(np.median(found_ns)) == pytest.approx(float(truth_ns), rel=0.02)
     assert float(np.median(made.steps_ns())) > 1.005 * truth_ns
 

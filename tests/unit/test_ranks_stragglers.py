@@ -10,7 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from tracepipe.ranks.engine import Columns
-from tracepipe.ranks.stragglers import LINK, Straggler, longest_unjudged, slow_links, stragglers
+from tracepipe.ranks.stragglers import (
+    LINK,
+    Straggler,
+    Suspect,
+    longest_unjudged,
+    slow_links,
+    slower_ranks,
+    stragglers,
+)
 
 USUAL_NS = {"compute_ns": 12e6, "loading_ns": 3e5, "host_ns": 1e6, "copies_ns": 2e5}
 
@@ -22,13 +30,13 @@ def noisy(seed: int, ranks: int, steps: int, noise: float) -> dict[str, NDArray[
 
 
 def found_in(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> list[Straggler]:
-    return list(stragglers(rows_of(times, behaviours), costs))
+    return list(stragglers(slower_ranks(rows_of(times, behaviours)), costs))
 
 
-def costs(rank: int, name: str, peers: Sequence[int]) -> NDArray[np.int64]:
+def costs(suspects: Sequence[Suspect]) -> list[NDArray[np.int64]]:
     """Each step would be shorter by some ms without the slowness of any rank."""
-    assert rank not in peers
-    return np.array([3_000_000, 1_000_000, 2_000_000])
+    assert not any(one.straggler.ranks[0] in one.peers for one in suspects)
+    return [np.array([3_000_000, 1_000_000, 2_000_000]) for _ in suspects]
 
 
 def rows_of(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> Columns:
@@ -81,9 +89,10 @@ def test_a_rank_that_costs_nothing_is_not_slow() -> None:
     times = noisy(1, 4, 10, 0.01)
     times["host_ns"][3] += 9e6
     assert [one.slow for one in found_in(times)] == ["host"]
-    assert not list(stragglers(rows_of(times), lambda rank, name, peers: np.full(10, 50_000)))
+    suspects = [*slower_ranks(rows_of(times))]
+    assert not list(stragglers(suspects, lambda some: [np.full(10, 50_000)] * len(some)))
     # Without a replay it is not known.
-    (one,) = stragglers(rows_of(times), lambda rank, name, peers: np.zeros(0, np.int64))
+    (one,) = stragglers(suspects, lambda some: [np.zeros(0, np.int64)] * len(some))
     assert (one.slow, one.costs_ns, one.bounds_ns) == ("host", None, None)
 
 
@@ -151,7 +160,12 @@ def links(shortest: dict[str, int], members: dict[str, tuple[int, ...]]) -> list
         "operation": np.full(len(of), "all_gather"), "process_group": np.array([group for group, _ in of]),
         "rank": np.array([rank for _, rank in of]),
     }  # fmt: skip
-    return list(slow_links(groups, own, lambda faster: np.array([round(300 * min(faster.values()))])))
+    return list(
+        stragglers(
+            slow_links(groups, own),
+            lambda some: [np.array([round(300 * min(one.faster.values()))]) for one in some],
+        )
+    )
 
 
 # Four by four ranks: groups of rows and of columns.

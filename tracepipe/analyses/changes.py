@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from functools import reduce
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from tracepipe.analyses.functions import names_by_time
 from tracepipe.analyses.gpu_work import COMMUNICATION, KERNEL, gpu_work, outermost_rows
 from tracepipe.analyses.idle_places import operators
 from tracepipe.analyses.program import WAIT, Program, program_of
-from tracepipe.analyses.replay import Change
+from tracepipe.analyses.replay import Change, Changes, Window
 from tracepipe.analyses.steps import is_step, steps_of
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Bools
@@ -27,14 +26,15 @@ from tracepipe.store.run import Run
 from tracepipe.store.schema import SPAN
 
 Matches = Callable[[str], bool]
-Changes = dict[int, Change]
-"""By the number of the program."""
+Kind = Literal["ranges", "calls", "kernels"]
+Has = Callable[[Kind, Matches], bool]
+"""Whether any range, call or kernel has such a name."""
 _RANGES, _KERNELS, _CALLS = 8, 5, 4
 _FACTOR: Final = 2.0
 
 
 class Subject(Protocol):
-    """A program, and the names of what it does."""
+    """The program of a window, and the names of what it does."""
 
     program: Program
 
@@ -74,6 +74,11 @@ class Recorded:
         found: Bools = is_kernel & shapes[self.run.layer("gpu_kernel").shape[row]]
         return found
 
+    def has(self, kind: Kind, matches: Matches) -> bool:
+        """Whether any range, call or kernel has such a name."""
+        found = self.kernels(matches).any() if kind == "kernels" else getattr(self, kind)(matches).total_ns
+        return bool(found)
+
     def most(self) -> Most:
         """The names that take most time."""
         run, steps = self.run, steps_of(self.run)
@@ -100,24 +105,25 @@ class Most(NamedTuple):
     kernels: list[str]
 
 
-Named = tuple[str, Changes]
+class Named(NamedTuple):
+    """A change with a name: what it changes in a window, and the error where that is nothing in any."""
+
+    name: str
+    made: Callable[[Window, Sequence[Subject]], Changes]
+    missing: TracepipeError | None = None
 
 
 def asked(
-    subjects: Sequence[Subject],
+    has: Has,
     without: Iterable[str],
     faster: Iterable[str],
     chains: Iterable[str],
     overlapping: Iterable[str],
-    others: Iterable[Named],
     *,
     free: bool,
-) -> Named | None:
-    """All changes that options describe, and others, as one; None without any. Raises TracepipeError for a
-    name that nothing has.
-    """
-    found = [*others]
-    found += [without_named(subjects, pattern) for pattern in without]
+) -> list[Named]:
+    """The changes that options describe. Raises TracepipeError for a name that nothing has."""
+    found = [without_named(has, pattern) for pattern in without]
     for text in faster:
         pattern, _, factor = text.rpartition("=")
         try:
@@ -126,35 +132,36 @@ def asked(
             times = 0
         if not pattern or not 0 < times < math.inf:
             raise TracepipeError(f"{text!r} is not KERNEL=N.", "Write 'gemm*=2'.")
-        found.append(faster_kernels(subjects, pattern, times))
-    found += [fused(subjects, chain) for chain in chains]
-    found += [overlapped(subjects, pattern) for pattern in overlapping]
-    if free:
-        found.append(free_launches(subjects))
-    if not found:
-        return None
-    return ", ".join(name for name, _ in found), reduce(together, (changes for _, changes in found))
+        found.append(faster_kernels(pattern, times))
+    found += [fused(chain) for chain in chains]
+    found += [overlapped(pattern) for pattern in overlapping]
+    return [*found, FREE_LAUNCHES] if free else found
 
 
-def without_named(subjects: Sequence[Subject], pattern: str) -> Named:
+def without_named(has: Has, pattern: str) -> Named:
     """The change that leaves out ranges with what is launched in them, else calls, else kernels."""
 
     def matches(name: str) -> bool:
         return fnmatchcase(name, pattern)
 
-    for stretches in ([one.ranges(matches) for one in subjects], [one.calls(matches) for one in subjects]):
-        if any(one.total_ns for one in stretches):
-            return f"without {pattern}", without_stretches(subjects, stretches)
-    changes = {}
-    for number, subject in enumerate(subjects):
-        dropped = subject.kernels(_of_kernel(pattern))
-        if dropped.any():
-            changes[number] = Change(_launches_of(subject.program, dropped), dropped=dropped)
-    if not changes:
+    kinds: tuple[Kind, ...] = ("ranges", "calls")
+    kind = next((kind for kind in kinds if has(kind, matches)), "")
+    if not kind and not has("kernels", _of_kernel(pattern)):
         raise TracepipeError(
             f"No range, call or kernel is called {pattern}.", "whatif without options lists some."
         )
-    return f"without {pattern}", changes
+
+    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
+        if kind:
+            return without_stretches(subjects, [getattr(one, kind)(matches) for one in subjects])
+        changes = {}
+        for number, subject in enumerate(subjects):
+            dropped = subject.kernels(_of_kernel(pattern))
+            if dropped.any():
+                changes[number] = Change(_launches_of(subject.program, dropped), dropped=dropped)
+        return changes
+
+    return Named(f"without {pattern}", made)
 
 
 def without_stretches(subjects: Sequence[Subject], stretches: Sequence[Stretches]) -> Changes:
@@ -166,19 +173,22 @@ def without_stretches(subjects: Sequence[Subject], stretches: Sequence[Stretches
     }
 
 
-def faster_kernels(subjects: Sequence[Subject], pattern: str, times: float) -> Named:
+def faster_kernels(pattern: str, times: float) -> Named:
     """The change that makes kernels some times as fast."""
-    changes = {}
-    for number, subject in enumerate(subjects):
-        kernels = subject.kernels(_of_kernel(pattern))
-        if kernels.any():
-            changes[number] = Change(left=np.where(kernels, 1 / times, 1.0))
-    if not changes:
-        raise TracepipeError(f"No kernel is called {pattern}.", "summary --all lists the kernels.")
-    return f"{pattern} {times:g} times as fast", changes
+
+    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
+        changes = {}
+        for number, subject in enumerate(subjects):
+            kernels = subject.kernels(_of_kernel(pattern))
+            if kernels.any():
+                changes[number] = Change(left=np.where(kernels, 1 / times, 1.0))
+        return changes
+
+    missing = TracepipeError(f"No kernel is called {pattern}.", "summary --all lists the kernels.")
+    return Named(f"{pattern} {times:g} times as fast", made, missing)
 
 
-def fused(subjects: Sequence[Subject], chain: str) -> Named:
+def fused(chain: str) -> Named:
     """The change that makes each occurrence of a chain of kernels one kernel, as long as all of them, with
     the first launch alone. A chain is written as `gaps` does: `fill ×4, add`.
     """
@@ -187,47 +197,53 @@ def fused(subjects: Sequence[Subject], chain: str) -> Named:
     for text in re.split(r", (?![^<]*>)", chain):
         repeated = re.fullmatch(r"(.*) ×([1-9]\d{0,3})", text)
         names += [text] if repeated is None else [repeated[1]] * int(repeated[2])
-    changes = {}
-    for number, subject in enumerate(subjects):
-        one, count = subject.program, len(names)
-        flags = {name: subject.kernels(_of_kernel(name)) for name in names}
-        dropped, left = np.zeros(len(one), np.bool_), np.ones(len(one))
-        for stream, own in RowsByNumber(one.stream):
-            places = len(own) - count + 1
-            if stream == NONE or places < 1:
-                continue
-            found = np.logical_and.reduce(
-                [flags[name][own[at : at + places]] for at, name in enumerate(names)]
-            )
-            free = 0
-            for at in np.flatnonzero(found).tolist():
-                if at >= free:
-                    free, some = at + count, own[at : at + count]
-                    lengths_ns = one.end_ns[some] - one.start_ns[some]
-                    left[some[0]] = lengths_ns.sum() / max(int(lengths_ns[0]), 1)
-                    dropped[some[1:]] = True
-        if dropped.any():
-            changes[number] = Change(_launches_of(one, dropped), dropped=dropped, left=left)
-    if not changes:
-        raise TracepipeError(f"No kernels follow each other as {chain}.", "gaps lists chains of kernels.")
-    return f"{chain} fused", changes
+
+    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
+        changes = {}
+        for number, subject in enumerate(subjects):
+            one, count = subject.program, len(names)
+            flags = {name: subject.kernels(_of_kernel(name)) for name in names}
+            dropped, left = np.zeros(len(one), np.bool_), np.ones(len(one))
+            for stream, own in RowsByNumber(one.stream):
+                places = len(own) - count + 1
+                if stream == NONE or places < 1:
+                    continue
+                found = np.logical_and.reduce(
+                    [flags[name][own[at : at + places]] for at, name in enumerate(names)]
+                )
+                free = 0
+                for at in np.flatnonzero(found).tolist():
+                    if at >= free:
+                        free, some = at + count, own[at : at + count]
+                        lengths_ns = one.end_ns[some] - one.start_ns[some]
+                        left[some[0]] = lengths_ns.sum() / max(int(lengths_ns[0]), 1)
+                        dropped[some[1:]] = True
+            if dropped.any():
+                changes[number] = Change(_launches_of(one, dropped), dropped=dropped, left=left)
+        return changes
+
+    missing = TracepipeError(f"No kernels follow each other as {chain}.", "gaps lists chains of kernels.")
+    return Named(f"{chain} fused", made, missing)
 
 
-def overlapped(subjects: Sequence[Subject], pattern: str) -> Named:
+def overlapped(pattern: str) -> Named:
     """The change by which no other work waits for some communication, but the end of the step."""
-    changes = {}
-    for number, subject in enumerate(subjects):
-        flags = subject.kernels(_of_kernel(pattern)) & (subject.program.what == COMMUNICATION)
-        if flags.any():
-            changes[number] = Change(overlapped=flags)
-    if not changes:
-        raise TracepipeError(
-            f"No kernel that communicates is called {pattern}.", "summary --all lists the kernels."
-        )
-    return f"{pattern} overlapped", changes
+
+    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
+        changes = {}
+        for number, subject in enumerate(subjects):
+            flags = subject.kernels(_of_kernel(pattern)) & (subject.program.what == COMMUNICATION)
+            if flags.any():
+                changes[number] = Change(overlapped=flags)
+        return changes
+
+    missing = TracepipeError(
+        f"No kernel that communicates is called {pattern}.", "summary --all lists the kernels."
+    )
+    return Named(f"{pattern} overlapped", made, missing)
 
 
-def free_launches(subjects: Sequence[Subject]) -> Named:
+def free_launches(subjects: Sequence[Subject]) -> Changes:
     """The change by which launches take no time of the host, as in a CUDA graph."""
     changes = {}
     for number, subject in enumerate(subjects):
@@ -236,17 +252,20 @@ def free_launches(subjects: Sequence[Subject]) -> Named:
         # A blocking copy takes as long as it waits.
         rows = rows[~np.isin(one.call_ns[rows], one.call_ns[one.what == WAIT])]
         changes[number] = Change(Stretches(one.call_ns[rows], one.called_ns[rows]))
-    return "free launches", changes
+    return changes
 
 
-def candidates(subjects: Sequence[Subject], most: Most) -> Iterator[Named]:
+FREE_LAUNCHES: Final = Named("free launches", lambda _, subjects: free_launches(subjects))
+
+
+def candidates(has: Has, most: Most) -> Iterator[Named]:
     """Changes that are worth a look."""
     for name in dict.fromkeys([*most.ranges[:_RANGES], *most.calls[:_CALLS]]):
-        yield without_named(subjects, escaped(name))
-    yield free_launches(subjects)
+        yield without_named(has, escaped(name))
+    yield FREE_LAUNCHES
     for name in most.kernels[:_KERNELS]:
-        title, (_, changes) = kernel_title(name), faster_kernels(subjects, escaped(name), _FACTOR)
-        yield f"{title} {_FACTOR:g} times as fast", changes
+        title = kernel_title(name)
+        yield faster_kernels(escaped(name), _FACTOR)._replace(name=f"{title} {_FACTOR:g} times as fast")
 
 
 def together(some: Changes, others: Changes) -> Changes:

@@ -10,14 +10,18 @@ some time after its last rank has come. Work that overlaps communication on its 
       ▼                 ▼
     work i  ──gap───▶ work i + 1 (same stream) ──return──▶ a call that waits
       └────────cross──▶ work that waits for an event
+
+A job may have more rows than fit into memory. So the graph is that of some steps of all programs at a time, a
+window, in which the last rows of the window before have the times that they had there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,7 +29,7 @@ from tracepipe.analyses.gpu_work import COMMUNICATION, COMPUTE, COPIES
 from tracepipe.analyses.program import GPUS, LAUNCHES, QUEUE, THREADS, TYPICAL, WAIT, Program
 from tracepipe.analyses.waiting_graph import COMES, COMMUNICATES, LEAVES, SLOWED, WaitingGraph
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import NONE, Bools, Bytes, Floats, Int32s, Int64s, Ints
+from tracepipe.event.columns import NONE, AnyArray, Bools, Bytes, Floats, Int32s, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
 from tracepipe.event.intervals import Stretches
 
@@ -96,9 +100,20 @@ class Timeline:
     target: Int32s
     """When each node of the graph begins and ends, the lag of each edge, and where it leads."""
 
+    def of(self, rows: Ints) -> Over:
+        """When some rows were called, and ended."""
+        return Over(self.call_ns[rows], self.end_ns[rows])
+
+
+class Over(NamedTuple):
+    """When rows that are over were called, and ended."""
+
+    call_ns: Int64s
+    end_ns: Int64s
+
 
 class Piece(NamedTuple):
-    """A part of a critical path: `what` took `ns` in the program `number`, at its `row`."""
+    """A part of a critical path: `what` took `ns` in the program `number`, at its `row` in the window."""
 
     number: int
     what: str
@@ -113,70 +128,159 @@ return of a call that waits.
 """
 
 
-class Replay:
-    """The programs of some ranks, ready to be replayed. `meeting` has for each program the number of the
-    collective that each row is, or NONE. `ahead_ns` is what to add to the times of each program to have them
-    on one clock. `transfer_ns` is how long each collective takes when its last rank has come, by its number.
+@dataclass(slots=True, eq=False)
+class Part:
+    """The rows of all programs in some of their steps. The first rows of each, `over`, are of steps before,
+    and others wait for them. The last ones, `then`, are over in the next part. `first` is the index of the
+    first step of each program, and `common` are the steps that all have, as indices of `Source.common`.
+
+    `meeting` has for the rows of all programs, one after the other, the number of the collective that each
+    is, or NONE. `transfer_ns` is how long each collective takes when its last rank has come, by its number.
     `sends` are the numbers of those that are a send and its receive, on one clock: the sender may leave
     before the receiver has come.
     """
 
+    programs: Sequence[Program]
+    over: Int64s
+    then: Int64s
+    first: Int64s
+    common: slice
+    meeting: Int64s
+    transfer_ns: Int64s
+    sends: Int64s
+
+
+class Source(Protocol):
+    """The programs of some ranks, of which some steps are read at a time."""
+
+    numbers: list[Int64s]
+    """The number of each step of each program."""
+    common: list[Int64s]
+    """The steps of each program that all programs have."""
+    has_steps: bool
+    unknown: list[dict[str, float]]
+    """What is not known of each program."""
+    ahead_ns: Int64s
+    """What to add to the times of each program to have them on one clock. Shape `(programs,)`."""
+    ready_ns: Int64s
+    """How long after the first program each begins. Shape `(programs,)`."""
+
+    def sample(self) -> Sequence[Program]:
+        """The programs, or enough of their steps to learn what is typical of them."""
+
+    def parts(self) -> Iterator[Part]:
+        """All rows, in order. Each part begins where the one before it ends."""
+
+
+class Whole:
+    """The source that is one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.numbers, self.has_steps = program, [program.numbers], program.has_steps
+        self.common, self.unknown = common_steps(self.numbers), [program.unknown]
+        self.ahead_ns = self.ready_ns = np.zeros(1, np.int64)
+
+    def sample(self) -> Sequence[Program]:
+        return [self.program]
+
+    def parts(self) -> Iterator[Part]:
+        none = np.zeros(1, np.int64)
+        steps = slice(0, len(self.common[0]))
+        yield Part(
+            [self.program], none, none, none, steps, np.full(len(self.program), NONE), none[:0], none[:0]
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What a replay of all windows finds: when the steps of each program begin and the last ends, on the host
+    or, where that runs far ahead, on the GPU; the same on all GPUs; and which of the steps that all have are
+    concerned.
+    """
+
+    begins_ns: list[Int64s]
+    on_gpu_ns: list[Int64s]
+    concerned: Bools
+
+
+Changes = dict[int, Change]
+"""By the number of the program."""
+Ask = Callable[["Window"], tuple[Changes, Floats | None]]
+"""What is different in a window: changes of some programs, and how much remains of the transfer of each of
+its `collectives`, None for all of it.
+"""
+Follow = Callable[["Window", Timeline, Bools], None]
+"""Gets each window with its times, and which of its steps are concerned."""
+
+
+class Replay:
+    """The programs of some ranks, ready to be replayed. `watch` gets each window before it is replayed
+    without a change, and `follow` its times then.
+    """
+
     def __init__(
         self,
-        programs: Sequence[Program],
-        meeting: Sequence[Int64s] | None = None,
-        ahead_ns: Sequence[int] | None = None,
-        transfer_ns: Int64s | None = None,
-        sends: Int64s | None = None,
+        source: Source,
+        watch: Callable[[Window], None] | None = None,
+        follow: Follow | None = None,
     ) -> None:
-        self.programs = programs
-        self.bounds: Int64s = np.cumsum([0, *map(len, programs)])
-        rows = int(self.bounds[-1])
-        self._meeting = (
-            np.full(rows, NONE) if meeting is None else np.concatenate([np.zeros(0, np.int64), *meeting])
-        )
-        self._ahead_ns = [0] * len(programs) if ahead_ns is None else list(ahead_ns)
-        none = np.zeros(0, np.int64)
-        self._transfer_ns = none if transfer_ns is None else transfer_ns
-        self._sends = none if sends is None else sends
-        self.what: Bytes = self._joined("what").astype(np.uint8)
-        lengths_ns = self._joined("end_ns") - self._joined("start_ns")
-        self._slowed, self.alone_ns, self.unmeasured = self._interference(lengths_ns)
-        self.common = _common([one.numbers for one in programs])
-        """The steps of each program that all programs have."""
-        self._main = np.concatenate([_on_main_stream(one) for one in programs])
-        self._build(lengths_ns)
-        starts_ns, ends_ns, calls_ns = (self._joined(name) for name in ("start_ns", "end_ns", "call_ns"))
-        none = np.zeros(0, np.int64)
-        self.recorded_ns = self._lengths(
-            Timeline(starts_ns, ends_ns, calls_ns, none, none, none, self._target)
-        )
-        """How long the steps of each program were. Shapes `(steps,)`."""
-        self.hidden = max(self._hidden, default=0.0)
-        """The largest share of a program's time for which work waits for something that was not recorded."""
+        self.source, self.common, self.learned = source, source.common, _Learned(source.sample())
+        self._watch, self._follow = watch, follow
+        self._only: Window | None = None
+
+    def windows(self) -> Iterator[Window]:
+        """All windows, in order. One alone is made once."""
+        if self._only is not None:
+            yield self._only
+            return
+        for at, part in enumerate(self.source.parts()):
+            window = Window(part, self.learned, self.source)
+            del part
+            yield window
+            self._only = None if at else window
+            # The next one comes in its place.
+            del window
 
     @cached_property
-    def unchanged(self) -> Timeline:
-        """The replay without a change. Raises TracepipeError where some work waits for itself."""
-        return self.run()
+    def _unchanged(self) -> _Unchanged:
+        found = _Unchanged(self._outcome(), self._outcome())
+        begins_ns, over = np.full(len(self.common), _NEVER), None
+        for window in self.windows():
+            if self._watch is not None:
+                self._watch(window)
+            found.add_shares(window, begins_ns)
+            window.put(window.recorded, found.recorded)
+            if not len(self.common[0]) or found.error is not None:
+                continue
+            try:
+                timeline = window.run(over=over)
+            except TracepipeError as e:
+                found.error = e
+                continue
+            over = timeline.of(window.then)
+            window.put(timeline, found.replayed)
+            if self._follow is not None:
+                self._follow(window, timeline, np.ones(len(window.common[0]), np.bool_))
+        return found
+
+    @property
+    def recorded_ns(self) -> list[Int64s]:
+        """How long the steps of each program were. Shapes `(steps,)`."""
+        return [np.diff(begins_ns) for begins_ns in self._unchanged.recorded.begins_ns]
 
     @cached_property
     def unchanged_ns(self) -> list[Int64s]:
-        """How long the steps of each program are then. Shapes `(steps,)`."""
-        return self._lengths(self.unchanged)
+        """How long the steps of each program are, replayed without a change. Shapes `(steps,)`. Raises
+        TracepipeError where some work waits for itself.
+        """
+        if self._unchanged.error is not None:
+            raise self._unchanged.error
+        return _lengths(self._unchanged.replayed.begins_ns)
 
     @property
     def idle(self) -> float:
         """The share of the time of the steps for which the GPUs are idle."""
-        idle_ns = whole_ns = 0
-        for one in self.programs:
-            own = np.flatnonzero((one.what != WAIT) & (one.step != NONE))
-            if len(own):
-                first_ns, last_ns = one.start_ns[own].min(keepdims=True), one.end_ns[own].max(keepdims=True)
-                busy = Stretches(one.start_ns[own], one.end_ns[own])
-                idle_ns += int(busy.uncovered_ns(first_ns, last_ns)[0])
-                whole_ns += int((last_ns - first_ns)[0])
-        return idle_ns / max(whole_ns, 1)
+        return self._unchanged.idle_ns / max(self._unchanged.whole_ns, 1)
 
     @cached_property
     def error(self) -> float:
@@ -196,32 +300,31 @@ class Replay:
 
     def refuse_what_is_not_known(self) -> None:
         """Raise TracepipeError, with the reason, where a replay would say nothing."""
-        if len(self.common[0]) < STEPS_LEAST or not all(one.has_steps for one in self.programs):
+        if len(self.common[0]) < STEPS_LEAST or not self.source.has_steps:
             raise refused(
                 f"it needs {STEPS_LEAST} steps with work of a GPU",
                 "Record steps, each in a range: ProfilerStep, step …; capture --gpu kernels.",
             )
         for what, most, reason, hint in _REASONS:
-            if max(one.unknown.get(what, 0.0) for one in self.programs) > most:
+            if max(one.get(what, 0.0) for one in self.source.unknown) > most:
                 raise refused(reason, hint)
-        alone = (self.what == COMMUNICATION) & (self._meeting == NONE)
-        lengths_ns = self._joined("end_ns") - self._joined("start_ns")
-        if int(lengths_ns[alone].sum()) > _SHARE_MOST * int(lengths_ns[self.what != WAIT].sum()):
+        learned, unchanged = self.learned, self._unchanged
+        if unchanged.alone_ns > _SHARE_MOST * unchanged.work_ns:
             raise refused(
                 "its collectives wait for other ranks"
-                if len(self.programs) == 1
+                if len(self.common) == 1
                 else "its collectives wait for ranks that are not there",
                 "Name the recordings of all ranks: a folder, or a dataset.",
             )
-        if self.hidden > _ERROR_MOST:
+        if learned.hidden > _ERROR_MOST:
             raise refused(
-                f"for {100 * self.hidden:.1f}% of the time work waits for something that was not recorded",
+                f"for {100 * learned.hidden:.1f}% of the time work waits for something that was not recorded",
                 "Record all CUDA calls of the process.",
             )
-        if self.unmeasured > _UNMEASURED_MOST:
+        if learned.unmeasured > _UNMEASURED_MOST:
             raise refused(
-                f"{100 * self.unmeasured:.0f}% of the compute time overlaps communication in all steps, so "
-                "it is not known how long it takes alone",
+                f"{100 * learned.unmeasured:.0f}% of the compute time overlaps communication in all steps, "
+                "so it is not known how long it takes alone",
                 "Record more steps.",
             )
         if abs(self.error) > _ERROR_MOST:
@@ -231,35 +334,149 @@ class Replay:
                 "Record all CUDA calls of the process, in steps that end with a synchronization.",
             )
 
-    def _joined(self, name: str) -> Int64s:
-        return np.concatenate([getattr(one, name) for one in self.programs])
-
-    def rows(self, number: int) -> slice:
-        """The rows of a program."""
-        return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
-
-    def _interference(self, lengths_ns: Int64s) -> tuple[Floats, Int64s, float]:
-        """By what share each row of work is slower while its GPU communicates, how long it takes alone, and
-        the share of the compute time that overlaps communication and was never seen alone.
-        """
-        overlap_ns = np.concatenate(
-            [_overlap_ns(one.what, one.start_ns, one.end_ns) for one in self.programs]
+    def _outcome(self) -> Outcome:
+        begins_ns, on_gpu_ns = (
+            [np.zeros(len(own) + 1, np.int64) for own in self.source.numbers] for _ in range(2)
         )
-        slowed = np.zeros(len(overlap_ns))
-        self.speeds: Floats = np.ones(len(self.programs))
+        return Outcome(begins_ns, on_gpu_ns, np.zeros(len(self.common[0]), np.bool_))
+
+    def outcomes(self, asked: Sequence[Ask], follow: Follow | None = None) -> list[Outcome]:
+        """What is found with each of some changes. All of them are replayed in a window before the next one
+        is read.
+        """
+        found = [self._outcome() for _ in asked]
+        over: list[Over | None] = [None] * len(asked)
+        for window in self.windows() if asked else ():
+            for at, (ask, outcome) in enumerate(zip(asked, found, strict=True)):
+                changes, transfers = ask(window)
+                timeline = window.run(changes, transfers, over[at])
+                over[at] = timeline.of(window.then)
+                window.put(timeline, outcome)
+                outcome.concerned[window.part.common] = concerned = window.concerned(changes)
+                if follow is not None:
+                    follow(window, timeline, concerned)
+        return found
+
+    def saved_ns(self, found: Outcome) -> Int64s:
+        """By how much each step gets shorter. Shape `(steps,)`. Where a program runs far ahead of its GPU
+        then, the steps are those of the GPU.
+        """
+        host, gpu = _lengths(found.begins_ns), _lengths(found.on_gpu_ns)
+        both = zip(host, gpu, strict=True)
+        ahead = any(len(ns) and np.median(ns) < _AHEAD * np.median(seen_ns) for ns, seen_ns in both)
+        before = _lengths(self._unchanged.replayed.on_gpu_ns) if ahead else self.unchanged_ns
+        return self.steps_ns(before) - self.steps_ns(gpu if ahead else host)
+
+
+@dataclass(slots=True, eq=False)
+class _Unchanged:
+    """The steps as they were, and replayed without a change, or why they cannot be."""
+
+    recorded: Outcome
+    replayed: Outcome
+    error: TracepipeError | None = None
+    idle_ns: int = 0
+    whole_ns: int = 0
+    alone_ns: int = 0
+    """The time of communication whose other ranks are not there."""
+    work_ns: int = 0
+
+    def add_shares(self, window: Window, until_ns: Int64s) -> None:
+        """Add how the time of the GPUs is spent in a window. `until_ns` is when the work of each program
+        ended in the windows before.
+        """
+        for number, one in enumerate(window.programs):
+            own = np.flatnonzero((one.what != WAIT) & (one.step != NONE))
+            if len(own):
+                first_ns, last_ns = one.start_ns[own].min(keepdims=True), one.end_ns[own].max(keepdims=True)
+                busy = Stretches(one.start_ns[own], one.end_ns[own])
+                if until_ns[number] != _NEVER:
+                    first_ns[0] = until_ns[number]
+                last_ns = np.maximum(first_ns, last_ns)
+                self.idle_ns += int(busy.uncovered_ns(first_ns, last_ns)[0])
+                self.whole_ns += int((last_ns - first_ns)[0])
+                until_ns[number] = last_ns[0]
+        is_work = (window.what != WAIT) & ~window.is_over
+        alone = is_work & (window.what == COMMUNICATION) & (window.meeting == NONE)
+        self.alone_ns += int(window.lengths_ns[alone].sum())
+        self.work_ns += int(window.lengths_ns[is_work].sum())
+
+
+def _lengths(begins_ns: Sequence[Int64s]) -> list[Int64s]:
+    """How long each step is. A step without work of the GPU ends at once."""
+    return [np.diff(np.minimum.accumulate(one[::-1])[::-1]) for one in begins_ns]
+
+
+class _Learned:
+    """What is typical of some programs, by their numbers, and of all their work, by its key and place in a
+    step.
+    """
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        typical = [_typical(one) for one in programs]
+        self._call_ns = np.array([one.call_ns for one in typical], np.int64).reshape(-1, 2)
+        self._gap_ns, self._cross_ns = (
+            np.array([getattr(one, name) for one in typical], np.int64) for name in ("gap_ns", "cross_ns")
+        )
+        numbers, key, call_ns, return_ns = _numbered([one.waits for one in typical])
+        self._called, self._returns = (_Table(ns, numbers, key) for ns in (call_ns, return_ns))
+        numbers, key, nth, late_ns = _numbered([one.late for one in typical])
+        self._late = _Table(late_ns, numbers, key, nth)
+        self.hidden = max((one.hidden for one in typical), default=0.0)
+        """The largest share of a program's time for which work waits for something that was not recorded."""
+        self.main_stream = np.array([_main_stream(one) for one in programs], np.int64)
+        """The stream of each program that works longest."""
+        self.speeds: Floats = np.ones(len(programs))
         """How long the work of each program takes alone, relative to that of the others."""
-        whole_ns = max(int(lengths_ns[self.what == COMPUTE].sum()), 1)
+        self.unmeasured = 0.0
+        """The share of the compute time that overlaps communication and was never seen alone."""
+        self._slowed, self._usual = self._interference(programs)
+
+    def lags(self, numbers: Ints, what: Ints, key: Int64s, nth: Int64s) -> _Lags:
+        """The lags of some rows of some programs."""
+        is_wait = what == WAIT
+        call_ns, return_ns = (
+            self._call_ns[numbers, (what == COPIES).astype(np.int8)],
+            np.zeros(len(what), np.int64),
+        )
+        waits = np.flatnonzero(is_wait)
+        call_ns[waits] = self._called.of(numbers[waits], key[waits])
+        return_ns[waits] = self._returns.of(numbers[waits], key[waits])
+        late_ns = self._late.of(numbers, key, nth)
+        return _Lags(call_ns, self._gap_ns[numbers] + late_ns, self._cross_ns[numbers] + late_ns, return_ns)
+
+    def alone_ns(self, programs: Sequence[Program]) -> tuple[Floats, Int64s]:
+        """By what share each row of work is slower while its GPU communicates, and how long it takes alone.
+        Rows are those of all programs, one after the other.
+        """
+        lengths_ns = _joined(programs, "end_ns") - _joined(programs, "start_ns")
+        slowed = np.zeros(len(lengths_ns))
+        if self._slowed is None:
+            return slowed, lengths_ns
+        rows = np.flatnonzero(_joined(programs, "what") == COMPUTE)
+        key, nth = (_joined(programs, name)[rows] for name in ("key", "nth"))
+        slowed[rows] = self._slowed.of(key, nth, unknown=self._usual)
+        overlap_ns = np.concatenate([_overlap_ns(one) for one in programs])
+        return slowed, np.maximum(lengths_ns - (slowed * overlap_ns).astype(np.int64), 0)
+
+    def _interference(self, programs: Sequence[Program]) -> tuple[_Table | None, float]:
+        """By what share each work is slower while its GPU communicates, and all work in the mean."""
+        lengths_ns = _joined(programs, "end_ns") - _joined(programs, "start_ns")
+        overlap_ns = np.concatenate([_overlap_ns(one) for one in programs])
+        is_compute = _joined(programs, "what") == COMPUTE
+        whole_ns = max(int(lengths_ns[is_compute].sum()), 1)
         if int(overlap_ns.sum()) < _ALONE / 4 * whole_ns:
-            return slowed, lengths_ns, 0.0
-        rows = np.flatnonzero(self.what == COMPUTE)
+            return None, 0.0
+        rows = np.flatnonzero(is_compute)
         own_ns, over_ns = lengths_ns[rows], overlap_ns[rows]
-        of, firsts = number_rows(self._joined("key")[rows], self._joined("nth")[rows])
+        key, nth = (_joined(programs, name)[rows] for name in ("key", "nth"))
+        of, firsts = number_rows(key, nth)
         is_alone = over_ns <= _ALONE * own_ns
         alone = np.flatnonzero(is_alone)
-        program = np.repeat(np.arange(len(self.programs)), np.diff(self.bounds))[rows]
+        count = len(programs)
+        program = np.repeat(np.arange(count), [len(one) for one in programs])[rows]
         alone_ns = _medians(of[alone], own_ns[alone], len(firsts))
         # GPUs differ in speed, and so do their clocks.
-        count = len(self.programs)
         spent_ns = np.bincount(program[alone], own_ns[alone], count)
         wanted_ns = np.bincount(program[alone], alone_ns[of[alone]], count)
         self.speeds = np.where(wanted_ns > 0, spent_ns / np.maximum(wanted_ns, 1), 1)
@@ -271,111 +488,186 @@ class Replay:
         is_known = ~np.isnan(alone_ns) & (during_ns > 0)
         # Work that never ran alone is slowed as the rest is.
         usual = float(np.sum((share * during_ns)[is_known])) / max(float(np.sum(during_ns[is_known])), 1.0)
-        share = np.where(is_known, share, usual)
-        unmeasured = float(np.sum(during_ns[np.isnan(alone_ns)]) / whole_ns)
-        slowed[rows] = share[of]
-        return slowed, np.maximum(lengths_ns - (slowed * overlap_ns).astype(np.int64), 0), unmeasured
+        self.unmeasured = float(np.sum(during_ns[np.isnan(alone_ns)]) / whole_ns)
+        return _Table(np.where(is_known, share, usual), key[firsts], nth[firsts]), usual
 
-    def _build(self, lengths_ns: Int64s) -> None:
-        """Make the graph. Row i has the nodes 2 i, its call, and 2 i + 1, its end. Then come the starts of
-        the members of collectives, and the collectives.
-        """
-        rows = int(self.bounds[-1])
-        members = np.flatnonzero(self._meeting != NONE)
-        number, first = number_rows(self._meeting[members])
-        self.collectives: Int64s = self._meeting[members[first]]
+
+class _Table:
+    """A value for each row of some columns."""
+
+    def __init__(self, values: AnyArray, *columns: AnyArray) -> None:
+        hashes = mixed(*columns)
+        order = np.argsort(hashes)
+        self._hashes, self._values = hashes[order], values[order]
+
+    def of(self, *columns: AnyArray, unknown: float = 0) -> AnyArray:
+        """The values of some rows."""
+        if not len(self._hashes):
+            return np.full(len(columns[0]), unknown, self._values.dtype)
+        hashes = mixed(*columns)
+        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        return np.where(self._hashes[at] == hashes, self._values[at], unknown).astype(self._values.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Graph:
+    """The edges of a window, by the node that they come from, and its nodes: see `Window`."""
+
+    source: Int32s
+    target: Int32s
+    lag_ns: Int64s
+    kind: Bytes
+    row: Int32s
+    """The row that an edge is about: of a collective's, the member."""
+    first: Int32s
+    waits: Int32s
+    weight_ns: Int64s
+    role: Bytes
+    gpu: Int32s
+    slow: Floats
+
+
+class Window:
+    """The graph of the rows of a part, ready to be replayed. Row i has the nodes 2 i, its call, and 2 i + 1,
+    its end. Then come the starts of the members of collectives, and the collectives. Rows that are over begin
+    at 0 and last until their times.
+    """
+
+    def __init__(self, part: Part, learned: _Learned, source: Source) -> None:
+        self.part, self.programs, self.meeting, self._learned = part, part.programs, part.meeting, learned
+        lengths = [len(one) for one in part.programs]
+        self.bounds: Int64s = np.cumsum([0, *lengths])
+        self.number: Int32s = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        """The program of each row."""
+        self.is_over: Bools = np.arange(len(self.number)) < (self.bounds[:-1] + part.over)[self.number]
+        self.then = np.flatnonzero(np.arange(len(self.number)) >= (self.bounds[1:] - part.then)[self.number])
+        """The rows that are over in the next window."""
+        self.common = [own[part.common] - first for own, first in zip(source.common, part.first, strict=True)]
+        """The steps of each program that all programs have, as indices of its steps in the window."""
+        # The host begins with the first row.
+        self._ready_ns, self._ahead_ns = np.where(part.over == 0, source.ready_ns, 0), source.ahead_ns
+        self.what: Bytes = _joined(part.programs, "what").astype(np.uint8)
+        starts_ns, ends_ns, calls_ns = (
+            _joined(part.programs, name) for name in ("start_ns", "end_ns", "call_ns")
+        )
+        none = np.zeros(0, np.int64)
+        self.recorded = Timeline(starts_ns, ends_ns, calls_ns, none, none, none, none.astype(np.int32))
+        self.lengths_ns = ends_ns - starts_ns
+        self.slowed, self.alone_ns = learned.alone_ns(part.programs)
+        step, stream = (_joined(part.programs, name) for name in ("step", "stream"))
+        self.steps_at: Int64s = np.cumsum([0, *(len(one.numbers) + 1 for one in part.programs)])
+        main = (self.what != WAIT) & (stream == learned.main_stream[self.number]) & (step != NONE)
+        self._main = np.flatnonzero(main)
+        self._main_step = self.steps_at[self.number[self._main]] + step[self._main]
+        self._members = np.flatnonzero(self.meeting != NONE)
+        self._of_member, first = number_rows(self.meeting[self._members])
+        self.collectives: Int64s = self.meeting[self._members[first]]
         """The numbers of the collectives, sorted."""
-        self._members, self._of_member = members, number
-        self._starts_at = 2 * rows + np.arange(len(members))
-        self._joins_at = 2 * rows + len(members) + np.arange(len(first))
+        rows = len(self.number)
+        self._starts_at = 2 * rows + np.arange(len(self._members))
+        self._joins_at = 2 * rows + len(self._members) + np.arange(len(first))
+
+    def rows(self, number: int) -> slice:
+        """The rows of a program."""
+        return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
+
+    @cached_property
+    def _graph(self) -> _Graph:
+        rows, members, number = len(self.number), self._members, self._of_member
+        own = np.arange(rows, dtype=np.int32)
+        is_wait, is_new = self.what == WAIT, ~self.is_over
         # Where the work of a row begins to be possible: a node of its own for members.
-        begins = 2 * np.arange(rows, dtype=np.int32) + 1
+        begins = 2 * own + 1
         begins[members] = self._starts_at
-        nodes = 2 * rows + len(members) + len(first)
-        self._weight: Int64s = np.zeros(nodes, np.int64)
-        self._weight[1 : 2 * rows : 2] = np.where(self.what == WAIT, 0, self.alone_ns)
-        self._weight[2 * members + 1] = 0
-        self._weight[self._joins_at] = self._transfer_ns[self.collectives]
-        clocks_ns = np.repeat(np.array(self._ahead_ns, np.int64), np.diff(self.bounds))[members]
-        came_ns = self._joined("start_ns")[members] + clocks_ns
-        last_ns = np.full(len(first), _NEVER)
+        nodes = 2 * rows + len(members) + len(self._joins_at)
+        weight_ns = np.zeros(nodes, np.int64)
+        weight_ns[self._joins_at] = self.part.transfer_ns[self.collectives]
+        came_ns = self.recorded.start_ns[members] + self._ahead_ns[self.number[members]]
+        last_ns = np.full(len(self._joins_at), _NEVER)
         np.maximum.at(last_ns, number, came_ns)
-        leaves = came_ns + lengths_ns[members] < last_ns[number] - _EARLY_NS
-        leaves &= np.isin(self._meeting[members], self._sends)
-        edges: list[tuple[Ints, Ints, Int64s, int]] = [
+        leaves = came_ns + self.lengths_ns[members] < last_ns[number] - _EARLY_NS
+        leaves &= np.isin(self.meeting[members], self.part.sends)
+        key, nth, stream = (_joined(self.programs, name) for name in ("key", "nth", "stream"))
+        lags = self._learned.lags(self.number, self.what, key, nth)
+        left = np.where(is_wait, 2 * own + 1, 2 * own)
+        next_one = np.flatnonzero(is_new[1:] & (self.number[1:] == self.number[:-1])) + 1
+        order = np.lexsort((stream, self.number))
+        follows = np.flatnonzero(
+            (stream[order][1:] == stream[order][:-1])
+            & (self.number[order][1:] == self.number[order][:-1])
+            & (stream[order][1:] != NONE)
+            & is_new[order][1:]
+        )
+        after, before = order[follows + 1], order[follows]
+        of = np.repeat(self.bounds[:-1], [len(one.after) for one in self.programs])
+        later, earlier = np.concatenate([one.after for one in self.programs]).T + of
+        given_ns = np.concatenate([one.lag_ns for one in self.programs])
+        later, earlier, given_ns = (some[is_new[later]] for some in (later, earlier, given_ns))
+        lag_ns = np.where(is_wait, lags.return_ns, lags.cross_ns)[later]
+        lag_ns = np.where(given_ns == TYPICAL, lag_ns, given_ns)
+        new = np.flatnonzero(is_new)
+        edges: tuple[tuple[Ints, Ints, Int64s, int], ...] = (
             (self._joins_at[number], self._starts_at, np.zeros(len(members), np.int64), _JOIN),
             (2 * members + 1, self._joins_at[number], np.where(leaves, _NEVER, 0), _MEET),
-            (2 * members + 1, self._starts_at, np.where(leaves, lengths_ns[members], _NEVER), _SELF),
-        ]
-        self._hidden: list[float] = []
-        self._ready_ns: list[int] = []
-        both = zip(self.programs, self._ahead_ns, strict=True)
-        least_ns = min((int(one.from_ns[0]) + ahead_ns for one, ahead_ns in both if len(one)), default=0)
-        for at, (one, ahead_ns) in enumerate(zip(self.programs, self._ahead_ns, strict=True)):
-            if not len(one):
-                self._ready_ns.append(0)
-                continue
-            base = int(self.bounds[at])
-            own = base + np.arange(len(one), dtype=np.int32)
-            self._weight[2 * own] = one.call_ns - one.from_ns
-            self._ready_ns.append(int(one.from_ns[0]) + ahead_ns - least_ns)
-            self._weight[2 * base] += self._ready_ns[-1]
-            before = _before_on_stream(one)
-            lags, hidden = _typical(one, before)
-            self._hidden.append(hidden)
-            is_wait = one.what == WAIT
-            left = np.where(is_wait, 2 * own + 1, 2 * own)
-            edges.append((2 * own[1:], left[:-1], np.zeros(len(one) - 1, np.int64), _HOST))
-            edges.append((begins[own], 2 * own, lags.call_ns, _CALL))
-            has = np.flatnonzero(before != NONE)
-            edges.append((begins[own[has]], 2 * own[before[has]] + 1, lags.stream_ns[has], _STREAM))
-            later, earlier = one.after.T
-            lag_ns = np.where(is_wait, lags.return_ns, lags.cross_ns)[later]
-            lag_ns = np.where(one.lag_ns == TYPICAL, lag_ns, one.lag_ns)
-            edges.append((begins[own[later]], 2 * own[earlier] + 1, lag_ns, _AFTER))
+            (2 * members + 1, self._starts_at, np.where(leaves, self.lengths_ns[members], _NEVER), _SELF),
+            (2 * own[next_one], left[next_one - 1], np.zeros(len(next_one), np.int64), _HOST),
+            (begins[new], 2 * own[new], lags.call_ns[new], _CALL),
+            (begins[after], 2 * own[before] + 1, lags.stream_ns[after], _STREAM),
+            (begins[later], 2 * own[earlier] + 1, lag_ns, _AFTER),
+        )
         source = np.concatenate([one[1] for one in edges], dtype=np.int32)
         order = np.argsort(source, kind="stable")
-        self._source: Int32s = source[order]
-        self._target: Int32s = np.concatenate([one[0] for one in edges], dtype=np.int32)[order]
-        self._lag: Int64s = np.concatenate([one[2] for one in edges])[order]
-        kinds = [np.full(len(one[0]), one[3], np.uint8) for one in edges]
-        del edges
-        self._kind: Bytes = np.concatenate(kinds)[order]
-        self._first: Int32s = np.zeros(nodes + 1, np.int32)
-        np.cumsum(np.bincount(source, minlength=nodes), out=self._first[1:])
-        self._waits = np.bincount(self._target, minlength=nodes).astype(np.int32)
+        first = np.zeros(nodes + 1, np.int32)
+        np.cumsum(np.bincount(source, minlength=nodes), out=first[1:])
+        source = source[order]
+        target = np.concatenate([one[0] for one in edges], dtype=np.int32)[order]
+        kind = np.repeat(np.arange(len(edges), dtype=np.uint8), [len(one[0]) for one in edges])
+        kind = np.array([one[3] for one in edges], np.uint8)[kind][order]
         row_of = np.arange(nodes, dtype=np.int32) // 2
         row_of[self._starts_at] = members
-        # The row that an edge is about: of a collective's, the member.
-        joins = self._kind == _JOIN
-        self._row: Int32s = row_of[np.where(joins, self._source, self._target)]
-        self._role = np.zeros(nodes, np.uint8)
-        self._slow = np.zeros(nodes)
-        if self._slowed.any():
-            ends = 2 * np.arange(rows) + 1
-            self._slow[ends] = self._slowed
-            self._role[ends[self._slowed > 0]] = SLOWED
-            self._role[ends[self.what == COMMUNICATION]] = COMMUNICATES
-            self._role[self._starts_at] = COMES
-            self._role[ends[members]] = LEAVES
-        self._gpu = np.zeros(nodes, np.int32)
-        self._gpu[: 2 * rows] = np.repeat(np.arange(len(self.programs)), 2 * np.diff(self.bounds))
-        self._gpu[self._starts_at] = self._gpu[2 * members]
+        role, slow = np.zeros(nodes, np.uint8), np.zeros(nodes)
+        if self.slowed.any():
+            ends = 2 * new + 1
+            slow[ends] = self.slowed[new]
+            role[ends[self.slowed[new] > 0]] = SLOWED
+            role[ends[self.what[new] == COMMUNICATION]] = COMMUNICATES
+            role[self._starts_at] = COMES
+            role[2 * members + 1] = LEAVES
+        gpu = np.zeros(nodes, np.int32)
+        gpu[: 2 * rows] = np.repeat(self.number, 2)
+        gpu[self._starts_at] = self.number[members]
+        return _Graph(
+            source,
+            target,
+            np.concatenate([one[2] for one in edges])[order],
+            kind,
+            row_of[np.where(kind == _JOIN, source, target)],
+            first,
+            np.bincount(target, minlength=nodes).astype(np.int32),
+            weight_ns,
+            role,
+            gpu,
+            slow,
+        )
 
-    def run(self, changes: Mapping[int, Change] | None = None, transfers: Floats | None = None) -> Timeline:
+    def run(
+        self, changes: Changes | None = None, transfers: Floats | None = None, over: Over | None = None
+    ) -> Timeline:
         """Replay with changes of some programs, by their numbers. `transfers` is how much remains of the
-        transfer of each of `collectives`.
+        transfer of each of `collectives`, and `over` when the rows were called and ended that are over.
+        Raises TracepipeError where some work waits for itself.
         """
-        rows = int(self.bounds[-1])
-        weight, lag, alone_ns = self._weight.copy(), self._lag, self.alone_ns.copy()
-        dropped, target, waits = np.zeros(rows, np.bool_), self._target, self._waits
+        graph, rows = self._graph, len(self.number)
+        weight, lag, alone_ns = graph.weight_ns.copy(), graph.lag_ns, self.alone_ns.copy()
+        dropped, target, waits = np.zeros(rows, np.bool_), graph.target, graph.waits
+        weight[: 2 * rows : 2] = self.recorded.call_ns - _joined(self.programs, "from_ns")
         for number, change in (changes or {}).items():
             own = self.rows(number)
             weight[2 * own.start : 2 * own.stop : 2], alone_ns[own], dropped[own] = self._changed(
                 number, change
             )
-            if own.stop > own.start:
-                weight[2 * own.start] += self._ready_ns[number]
+        has_rows = np.flatnonzero(np.diff(self.bounds))
+        weight[2 * self.bounds[has_rows]] += self._ready_ns[has_rows]
         edges, instead = self._overlapping(changes or {})
         if len(edges):
             lag, target = lag.copy(), target.copy()
@@ -383,13 +675,13 @@ class Replay:
             waits = np.bincount(target, minlength=len(waits)).astype(np.int32)
         if dropped.any():
             lag = lag.copy()
-            gone = dropped[self._row]
+            gone = dropped[graph.row]
             # What is not there does not wait, and nothing waits for it; what comes after it comes after what
             # was before it.
-            lag[gone & np.isin(self._kind, (_AFTER, _JOIN, _MEET))] = _NEVER
-            lag[gone & np.isin(self._kind, (_STREAM, _SELF))] = 0
-            calls = gone & (self._kind == _CALL)
-            lag[calls] = np.where(self.what[self._row[calls]] == WAIT, 0, _NEVER)
+            lag[gone & np.isin(graph.kind, (_AFTER, _JOIN, _MEET))] = _NEVER
+            lag[gone & np.isin(graph.kind, (_STREAM, _SELF))] = 0
+            calls = gone & (graph.kind == _CALL)
+            lag[calls] = np.where(self.what[graph.row[calls]] == WAIT, 0, _NEVER)
             alone_ns[dropped] = 0
         changed = alone_ns != self.alone_ns
         if changed[self._members].any():
@@ -399,9 +691,14 @@ class Replay:
             weight[self._joins_at] = (weight[self._joins_at] * least).astype(np.int64)
         if transfers is not None:
             weight[self._joins_at] = (weight[self._joins_at] * transfers).astype(np.int64)
-        weight[1 : 2 * rows : 2] = np.where((self.what == WAIT) | (self._meeting != NONE), 0, alone_ns)
-        graph = WaitingGraph(self._first, target, lag, weight, waits, self._role, self._gpu, self._slow)
-        if (found := graph.times()) is None:
+        weight[1 : 2 * rows : 2] = np.where((self.what == WAIT) | (self.meeting != NONE), 0, alone_ns)
+        if over is not None:
+            past = np.flatnonzero(self.is_over)
+            weight[2 * past], weight[2 * past + 1] = over
+        found = WaitingGraph(
+            graph.first, target, lag, weight, waits, graph.role, graph.gpu, graph.slow
+        ).times()
+        if found is None:
             raise refused(
                 "some work waits for itself, so collectives of different ranks are taken for one",
                 "Record the process groups: capture --hook nccl.",
@@ -423,11 +720,11 @@ class Replay:
             work_ns = (work_ns * change.left).astype(np.int64)
         return host_ns, work_ns, np.zeros(len(one), np.bool_) if change.dropped is None else change.dropped
 
-    def _overlapping(self, changes: Mapping[int, Change]) -> tuple[Int64s, Int64s]:
+    def _overlapping(self, changes: Changes) -> tuple[Int64s, Int64s]:
         """The edges from overlapped work to other work of its step, and the nodes to which they lead then.
         Shapes `(n,)`.
         """
-        rows = int(self.bounds[-1])
+        graph, rows = self._graph, len(self.number)
         late = np.full(rows, NONE)
         for number, change in changes.items():
             one, base = self.programs[number], int(self.bounds[number])
@@ -437,13 +734,13 @@ class Replay:
                 last[one.step[waits]] = base + waits
                 flagged = np.flatnonzero(change.overlapped & (one.step != NONE))
                 late[base + flagged] = last[one.step[flagged]]
-        edges = np.flatnonzero((self._kind == _AFTER) & (self._source < 2 * rows))
-        wait, row = late[self._source[edges] // 2], self._row[edges]
+        edges = np.flatnonzero((graph.kind == _AFTER) & (graph.source < 2 * rows))
+        wait, row = late[graph.source[edges] // 2], graph.row[edges]
         is_other = ~np.isin(self.what[row], (WAIT, COMMUNICATION)) & (row < wait)
         return edges[is_other], 2 * wait[is_other] + 1
 
-    def concerned(self, changes: Mapping[int, Change]) -> Bools:
-        """Flags the steps in which something is other. Shape `(steps,)`."""
+    def concerned(self, changes: Changes) -> Bools:
+        """Flags the steps that all programs have in which something is other. Shape `(steps,)`."""
         found = np.zeros(len(self.common[0]), np.bool_)
         for number, change in changes.items():
             one = self.programs[number]
@@ -455,62 +752,126 @@ class Replay:
             found |= np.isin(self.common[number], one.step[is_other])
         return found
 
-    def saved_ns(self, changes: Mapping[int, Change], transfers: Floats | None = None) -> Int64s:
-        """By how much each step gets shorter. Shape `(steps,)`. Where a program runs far ahead of its GPU
-        then, the steps are those of the GPU.
+    def put(self, timeline: Timeline, outcome: Outcome) -> None:
+        """Write when the steps begin and the last ends. The next window knows better when the last ends."""
+        host_ns, gpu_ns = self._host_begins(timeline)[0], self._gpu_begins_ns(timeline)
+        bounds = zip(self.programs, self.part.first.tolist(), pairwise(self.steps_at.tolist()), strict=True)
+        for number, (one, first, (start, end)) in enumerate(bounds):
+            steps, own_ns = slice(first, first + end - start), gpu_ns if one.begins_ns is None else host_ns
+            outcome.begins_ns[number][steps] = own_ns[start:end]
+            outcome.on_gpu_ns[number][steps] = gpu_ns[start:end]
+
+    @cached_property
+    def _begins(self) -> tuple[Int64s, Bools, Int64s]:
+        """For the begin of each step of each program, and the end of the last, the first row that is called
+        then or later, or the last row; whether the begin follows its end, or its call; and how long after.
+        Shapes `(steps + 1,)` of all programs, one after the other.
         """
-        found = self.run(changes, transfers)
-        host, gpu = self._lengths(found), self._lengths(found, on_gpu=True)
-        both = zip(host, gpu, strict=True)
-        ahead = any(len(ns) and np.median(ns) < _AHEAD * np.median(seen_ns) for ns, seen_ns in both)
-        before = self._lengths(self.unchanged, on_gpu=True) if ahead else self.unchanged_ns
-        return self.steps_ns(before) - self.steps_ns(gpu if ahead else host)
+        at, follows_end, since_ns = [], [], []
+        for number, one in enumerate(self.programs):
+            if not len(one) or one.begins_ns is None:
+                at.append(np.zeros(len(one.numbers) + 1, np.int64))
+                follows_end.append(np.zeros(len(at[-1]), np.bool_))
+                since_ns.append(at[-1])
+                continue
+            row = np.searchsorted(one.call_ns, one.begins_ns)
+            inside, row = row < len(one), np.minimum(row, len(one) - 1)
+            is_wait = one.what[-1] == WAIT
+            left_ns = one.end_ns[-1] if is_wait else one.call_ns[-1]
+            # The host needs as long as it did from the begin of a step to its first call.
+            before_ns = np.maximum(one.begins_ns, one.from_ns[row]) - one.call_ns[row]
+            after_ns = np.maximum(one.begins_ns - left_ns, 0)
+            at.append(int(self.bounds[number]) + row)
+            follows_end.append(~inside & is_wait)
+            since_ns.append(np.where(inside, before_ns, after_ns))
+        return np.concatenate(at), np.concatenate(follows_end), np.concatenate(since_ns)
+
+    def _host_begins(self, timeline: Timeline) -> tuple[Int64s, Int64s]:
+        """When each step of each program begins on the host and the last ends, and the nodes that end then or
+        later.
+        """
+        at, follows_end, since_ns = self._begins
+        if not len(self.number):
+            return since_ns, since_ns
+        return np.where(
+            follows_end, timeline.end_ns[at], timeline.call_ns[at]
+        ) + since_ns, 2 * at + follows_end
+
+    def _gpu_begins_ns(self, timeline: Timeline) -> Int64s:
+        """When each step of each program begins with the first work on the main stream that is launched in
+        it, and the last ends.
+        """
+        found = np.zeros(int(self.steps_at[-1]), np.int64)
+        has_rows = np.flatnonzero(np.diff(self.bounds))
+        if len(has_rows):
+            ends_ns = np.zeros(len(self.programs), np.int64)
+            ends_ns[has_rows] = np.maximum.reduceat(timeline.end_ns, self.bounds[has_rows])
+            found[:] = np.repeat(ends_ns, np.diff(self.steps_at))
+        np.minimum.at(found, self._main_step, timeline.start_ns[self._main])
+        for first, last in pairwise(self.steps_at.tolist()):
+            # A step without work ends at once.
+            found[first:last] = np.minimum.accumulate(found[first:last][::-1])[::-1]
+        return found
+
+    def _gpu_nodes(self, timeline: Timeline) -> Int64s:
+        """The nodes that end when the steps of `_gpu_begins_ns` do, or later."""
+        lasts = [
+            int(base) + int(np.argmax(timeline.end_ns[self.rows(number)])) if len(one) else 0
+            for number, (one, base) in enumerate(zip(self.programs, self.bounds, strict=False))
+        ]
+        rows = np.repeat(np.array(lasts, np.int64), np.diff(self.steps_at))
+        order = np.argsort(-timeline.start_ns[self._main], kind="stable")
+        rows[self._main_step[order]] = self._main[order]
+        return 2 * rows + 1
 
     def paths(self, timeline: Timeline, steps: Iterable[int]) -> Iterator[list[Piece]]:
         """The critical path of each of some steps, indices of `common`: what follows each other without
-        waiting, from its begin to its end on the program that ends it last.
+        waiting, from its begin to its end on the program that ends it last. What is over has no path.
         """
-        edges = self._edges_to if timeline.target is self._target else self._by_target(timeline.target)
-        bounds = [self._boundaries(timeline, number) for number in range(len(self.programs))]
+        edges = self._by_target(timeline.target)
+        by_host = np.repeat(
+            np.array([one.begins_ns is not None and len(one) > 0 for one in self.programs]),
+            np.diff(self.steps_at),
+        )
+        host_ns, host_nodes = self._host_begins(timeline)
+        begins_ns = np.where(by_host, host_ns, self._gpu_begins_ns(timeline))
+        nodes = np.where(by_host, host_nodes, self._gpu_nodes(timeline))
         for step in steps:
-            low_ns, last = [], (_NEVER, 0, 0)
-            for number, (times_ns, nodes) in enumerate(bounds):
-                at = int(self.common[number][step])
-                low_ns.append(int(times_ns[at]))
-                last = max(last, (int(times_ns[at + 1]), -number, int(nodes[at + 1])))
-            yield self._path(timeline, edges, low_ns, last[0], last[2])
+            at = self.steps_at[:-1] + [int(own[step]) for own in self.common]
+            # Of those that end last, the first program.
+            last = int(np.argmax(begins_ns[at + 1]))
+            yield self._path(
+                timeline, edges, begins_ns[at], int(begins_ns[at + 1][last]), int(nodes[at + 1][last])
+            )
 
     def _path(
-        self,
-        timeline: Timeline,
-        by_target: tuple[Int32s, Int32s],
-        low_ns: list[int],
-        until_ns: int,
-        node: int,
+        self, timeline: Timeline, by_target: tuple[Int32s, Int32s], low_ns: Int64s, until_ns: int, node: int
     ) -> list[Piece]:
         """What ends at a node, back to when the step begins on each program."""
         edges, first = by_target
-        rows, members, pieces = 2 * int(self.bounds[-1]), len(self._members), list[Piece]()
+        graph = self._graph
+        rows, members, pieces = 2 * len(self.number), len(self._members), list[Piece]()
 
         def put(what: str, row: int, from_ns: int) -> bool:
             """Put the time until now that a row takes; whether the step began later."""
             nonlocal until_ns
-            number = int(np.searchsorted(self.bounds, row, "right")) - 1
-            begin_ns = max(from_ns, low_ns[number])
+            number = int(self.number[row])
+            least_ns = int(low_ns[number])
+            begin_ns = max(from_ns, least_ns)
             if until_ns > begin_ns:
                 pieces.append(Piece(number, what, row - int(self.bounds[number]), until_ns - begin_ns))
                 until_ns = begin_ns
-            return from_ns > low_ns[number]
+            return from_ns > least_ns
 
         while True:
             some = edges[first[node] : first[node + 1]]
             if not len(some):
                 put(HOST, node // 2, _NEVER)
                 return pieces[::-1]
-            ready_ns = timeline.ends_ns[self._source[some]] + timeline.lag_ns[some]
+            ready_ns = timeline.ends_ns[graph.source[some]] + timeline.lag_ns[some]
             edge = int(some[np.argmax(ready_ns)])
-            source = int(self._source[edge])
-            row = node // 2 if node < rows else int(self._row[edge])
+            source = int(graph.source[edge])
+            row = node // 2 if node < rows else int(graph.row[edge])
             what = HOST if node % 2 == 0 else RETURNS if self.what[row] == WAIT else WORKS
             if node >= rows:
                 what = TRANSFERS if node >= rows + members else WORKS
@@ -521,56 +882,14 @@ class Replay:
                 return pieces[::-1]
             node = source
 
-    @cached_property
-    def _edges_to(self) -> tuple[Int32s, Int32s]:
-        """The edges by the node that they lead to, and the first of each node, and past the last."""
-        return self._by_target(self._target)
-
     def _by_target(self, target: Int32s) -> tuple[Int32s, Int32s]:
+        """The edges by the node that they lead to, and the first of each node, and past the last."""
         order = np.argsort(target, kind="stable").astype(np.int32)
-        counts = np.bincount(target, minlength=len(self._weight))
+        counts = np.bincount(target, minlength=len(self._graph.waits))
         return order, np.append(0, np.cumsum(counts)).astype(np.int32)
 
-    def _lengths(self, timeline: Timeline, *, on_gpu: bool = False) -> list[Int64s]:
-        """How long each step of each program is."""
-        numbers = range(len(self.programs))
-        return [np.diff(self._boundaries(timeline, number, on_gpu=on_gpu)[0]) for number in numbers]
 
-    def _boundaries(self, timeline: Timeline, number: int, *, on_gpu: bool = False) -> tuple[Int64s, Int64s]:
-        """When each step of a program begins and the last ends, and the node of the graph that ends then or
-        later. Shapes `(steps + 1,)`. A step begins on the host, or, where that runs far ahead, with the first
-        work on the main stream that is launched in it.
-        """
-        one, own, base = self.programs[number], self.rows(number), int(self.bounds[number])
-        if not len(one):
-            none = np.zeros(len(one.numbers) + 1, np.int64)
-            return none, none
-        starts_ns, ends_ns, calls_ns = timeline.start_ns[own], timeline.end_ns[own], timeline.call_ns[own]
-        if one.begins_ns is None or on_gpu:
-            last = int(np.argmax(ends_ns))
-            firsts_ns, rows = (
-                np.full(len(one.numbers) + 1, ends_ns[last]),
-                np.full(len(one.numbers) + 1, last),
-            )
-            some = np.flatnonzero(self._main[own] & (one.step != NONE))
-            some = some[np.argsort(-starts_ns[some], kind="stable")]
-            firsts_ns[one.step[some]], rows[one.step[some]] = starts_ns[some], some
-            # A step without work ends at once.
-            least_ns = np.minimum.accumulate(firsts_ns[::-1])[::-1]
-            return least_ns, 2 * (base + rows) + 1
-        row = np.searchsorted(one.call_ns, one.begins_ns)
-        # The host needs as long as it did from the begin of a step to its first call.
-        is_wait = one.what[-1:] == WAIT
-        left_ns = np.where(is_wait, one.end_ns[-1:], one.call_ns[-1:])
-        call_ns = np.append(one.call_ns, np.maximum(left_ns, one.begins_ns[-1:]))
-        from_ns = np.append(one.from_ns, left_ns)
-        then_ns = np.append(calls_ns, np.where(is_wait, ends_ns[-1:], calls_ns[-1:]) + call_ns[-1] - left_ns)
-        times_ns: Int64s = then_ns[row] - (call_ns[row] - np.maximum(one.begins_ns, from_ns[row]))
-        nodes = np.where(row < len(one), 2 * (base + row), 2 * (base + len(one) - 1) + is_wait)
-        return times_ns, nodes
-
-
-def _common(numbers: Sequence[Int64s]) -> list[Int64s]:
+def common_steps(numbers: Sequence[Int64s]) -> list[Int64s]:
     """The indices of the steps that all programs have, by the number and by how many steps before it have the
     same one, in the order of the first program.
     """
@@ -580,6 +899,25 @@ def _common(numbers: Sequence[Int64s]) -> list[Int64s]:
     found = [np.intersect1d(one, every, return_indices=True)[1] for one in own]
     order = np.argsort(found[0])
     return [one[order] for one in found]
+
+
+def mixed(*columns: AnyArray) -> AnyArray:
+    """A number of 64 bits for each row, the same for equal rows alone, but for one case in billions."""
+    found = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        found = (found ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        found ^= found >> np.uint64(32)
+    return found
+
+
+def _joined(programs: Sequence[Program], name: str) -> AnyArray:
+    return np.concatenate([getattr(one, name) for one in programs])
+
+
+def _numbered(columns: Sequence[tuple[Int64s, ...]]) -> list[Int64s]:
+    """Columns of each program one after the other, and before them the number of the program."""
+    numbers = np.repeat(np.arange(len(columns)), [len(one[0]) for one in columns])
+    return [numbers, *(np.concatenate(some) for some in zip(*columns, strict=True))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -592,13 +930,30 @@ class _Lags:
     return_ns: Int64s
 
 
-def _typical(one: Program, before: Int64s) -> tuple[_Lags, float]:
-    """The typical lags of a program, and the share of its time for which work waits for something unknown."""
-    is_wait = one.what == WAIT
+class _Typical(NamedTuple):
+    """The typical lags of a program: from a call to its work, and to a copy; from work to the next of its
+    stream, and of another one; for each key of calls that wait, from the call to its return, and from the end
+    of what it waits for; and how much later work of some keys and places begins. `hidden` is the share of its
+    time for which work waits for something unknown.
+    """
+
+    call_ns: tuple[int, int]
+    gap_ns: int
+    cross_ns: int
+    waits: tuple[Int64s, Int64s, Int64s]
+    late: tuple[Int64s, Int64s, Int64s]
+    hidden: float
+
+
+def _typical(one: Program) -> _Typical:
+    is_wait, none = one.what == WAIT, np.zeros(0, np.int64)
     if not one.has_calls:
-        none = np.zeros(len(one), np.int64)
-        return _Lags(none, np.full(len(one), _NEVER), none, none), 0.0
-    before_ns = np.where(before == NONE, _NEVER, one.end_ns[before])
+        return _Typical((0, 0), _NEVER, 0, (none, none, none), (none, none, none), 0.0)
+    before = np.full(len(one), NONE, np.int64)
+    for stream, own in RowsByNumber(one.stream):
+        if stream != NONE:
+            before[own[1:]] = own[:-1]
+    before_ns = np.where(before == NONE, _NEVER, one.end_ns[before]) if len(one) else none
     after_ns = np.full(len(one), _NEVER)
     later, earlier = one.after.T
     given_ns = np.where(one.lag_ns == TYPICAL, 0, one.lag_ns)
@@ -606,10 +961,11 @@ def _typical(one: Program, before: Int64s) -> tuple[_Lags, float]:
     ready_ns = np.maximum(before_ns, after_ns)
     since_ns = one.start_ns - one.call_ns
     idle = ~is_wait & (ready_ns <= one.call_ns)
-    call_ns = np.zeros(len(one), np.int64)
-    for kinds in (one.what == COPIES, ~is_wait & (one.what != COPIES)):
+    call_ns, calls_ns = np.zeros(len(one), np.int64), list[int]()
+    for kinds in (~is_wait & (one.what != COPIES), one.what == COPIES):
         some = idle & kinds
-        call_ns[kinds] = _median(since_ns[some if some.any() else idle])
+        calls_ns.append(_median(since_ns[some if some.any() else idle]))
+        call_ns[kinds] = calls_ns[-1]
     waited_ns = one.start_ns - ready_ns
     queued = ~is_wait & (ready_ns > one.call_ns + call_ns) & (waited_ns < _GAP_MOST_NS)
     gap_ns = _median(np.maximum(waited_ns[queued & (before_ns >= after_ns)], 0))
@@ -619,18 +975,19 @@ def _typical(one: Program, before: Int64s) -> tuple[_Lags, float]:
     late_ns = np.where(is_wait | idle | (one.step == NONE), 0, one.start_ns - expected_ns)
     whole_ns = max(int(one.called_ns.max(initial=0)) - int(one.call_ns.min(initial=0)), 1)
     hidden = int(late_ns[late_ns > _GAP_MOST_NS].sum()) / whole_ns
-    return_ns = np.zeros(len(one), np.int64)
-    for _, own in RowsByNumber(one.key[is_wait], np.flatnonzero(is_wait)):
+    waits = [(0, 0, 0)][:0]
+    for key, own in RowsByNumber(one.key[is_wait], np.flatnonzero(is_wait)):
         is_bound = after_ns[own] > one.call_ns[own]
         returns_ns = np.maximum(one.end_ns[own] - after_ns[own], 0)[is_bound]
         alone_ns = (one.end_ns[own] - one.call_ns[own])[~is_bound]
-        return_ns[own] = _median(returns_ns)
-        call_ns[own] = _median(alone_ns if len(alone_ns) else returns_ns)
+        waits.append((key, _median(alone_ns if len(alone_ns) else returns_ns), _median(returns_ns)))
     # What begins late in most steps, as it needs room on the GPU, does so in a replay.
     of, firsts = number_rows(one.key, one.nth)
-    usual_ns = np.nan_to_num(_medians(of, late_ns, len(firsts)))[of].astype(np.int64)
-    more_ns = np.where(usual_ns > _GAP_MOST_NS, usual_ns, 0)
-    return _Lags(call_ns, gap_ns + more_ns, cross_ns + more_ns, return_ns), hidden
+    usual_ns = np.nan_to_num(_medians(of, late_ns, len(firsts))).astype(np.int64)
+    rows = firsts[usual_ns > _GAP_MOST_NS]
+    late = one.key[rows], one.nth[rows], usual_ns[usual_ns > _GAP_MOST_NS]
+    keys, found_ns, returns = np.array(waits, np.int64).reshape(-1, 3).T
+    return _Typical((calls_ns[0], calls_ns[1]), gap_ns, cross_ns, (keys, found_ns, returns), late, hidden)
 
 
 def _medians(numbers: Ints, values: Ints | Floats, count: int) -> Floats:
@@ -645,33 +1002,23 @@ def _medians(numbers: Ints, values: Ints | Floats, count: int) -> Floats:
     return found
 
 
-def _before_on_stream(one: Program) -> Int64s:
-    """The row of the work before each row on its stream, NONE without one. Shape `(rows,)`."""
-    before = np.full(len(one), NONE, np.int64)
-    for stream, own in RowsByNumber(one.stream):
-        if stream != NONE:
-            before[own[1:]] = own[:-1]
-    return before
-
-
-def _on_main_stream(one: Program) -> Bools:
-    """Flags the work on the stream that works longest. Shape `(rows,)`."""
+def _main_stream(one: Program) -> int:
+    """The stream that works longest, NONE without work."""
     is_work = one.what != WAIT
     lengths_ns = np.where(is_work & (one.what != COMMUNICATION), one.end_ns - one.start_ns, 0)
     streams, of = np.unique(one.stream, return_inverse=True)
-    if not len(streams):
-        return np.zeros(0, np.bool_)
-    found: Bools = is_work & (one.stream == streams[np.argmax(np.bincount(of.reshape(-1), lengths_ns))])
-    return found
+    return int(streams[np.argmax(np.bincount(of.reshape(-1), lengths_ns))]) if len(streams) else NONE
 
 
-def _overlap_ns(what: Ints, start_ns: Int64s, end_ns: Int64s) -> Int64s:
+def _overlap_ns(one: Program) -> Int64s:
     """For how long each row of compute overlaps communication. Shape `(rows,)`."""
-    some = what == COMMUNICATION
-    found = np.zeros(len(what), np.int64)
+    some = one.what == COMMUNICATION
+    found = np.zeros(len(one), np.int64)
     if some.any():
-        own = np.flatnonzero(what == COMPUTE)
-        found[own] = Stretches(start_ns[some], end_ns[some]).covered_ns(start_ns[own], end_ns[own])
+        own = np.flatnonzero(one.what == COMPUTE)
+        found[own] = Stretches(one.start_ns[some], one.end_ns[some]).covered_ns(
+            one.start_ns[own], one.end_ns[own]
+        )
     return found
 
 

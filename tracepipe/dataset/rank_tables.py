@@ -137,6 +137,8 @@ def write_rank(source: Source, root: str, folder: Path, options: dict[str, Any] 
         con.unregister("work")
     program = program_of(run)
     if len(program):
+        # DuckDB learns the type of a column of lists from a sample of its rows, which may all be empty.
+        con.execute(f"set pandas_analyze_sample = {len(program)}")
         con.register("program", _program_columns(run, work, named, program, loading))
         write(_PROGRAM, "program")
         con.unregister("program")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
-from tracepipe.analyses.replay import TRANSFERS, Piece, refused
+from tracepipe.analyses.replay import refused
 from tracepipe.dataset.clocks_table import Aligned, read_alignment
 from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.errors import InputError, TracepipeError
@@ -15,12 +13,9 @@ from tracepipe.libraries import np
 from tracepipe.ranks import queries
 from tracepipe.ranks.costs import Costs
 from tracepipe.ranks.engine import Columns, Engine, rows
-from tracepipe.ranks.path import Done, done_on
-from tracepipe.ranks.programs import programs_of
-from tracepipe.ranks.stragglers import Straggler, behaviours, slow_links, stragglers
-
-PATHS_MOST: Final = 64
-"""Of how many steps the critical path is followed, to tell which ranks are on it."""
+from tracepipe.ranks.path import Done, Paths
+from tracepipe.ranks.programs import Programs
+from tracepipe.ranks.stragglers import Straggler, behaviours, slow_links, slower_ranks, stragglers
 
 
 def _answer(sql: str) -> cached_property[Columns]:
@@ -30,10 +25,14 @@ def _answer(sql: str) -> cached_property[Columns]:
 
 @dataclass
 class Job:
-    """The ranks of a dataset, as an engine tells. Raises InputError where no rank used a GPU."""
+    """The ranks of a dataset, as an engine tells. Raises InputError where no rank used a GPU. `step` is that
+    of `path`. Critical paths are followed if `has_paths` was not reset before.
+    """
 
     engine: Engine
     dataset: Dataset
+    step: int | None = None
+    has_paths: bool = True
 
     def __post_init__(self) -> None:
         if not {"steps", RANKS} <= set(self.dataset.layers()):
@@ -42,6 +41,7 @@ class Job:
                 "Record what the GPUs do: capture --gpu kernels.",
                 path=str(self.dataset.folder),
             )
+        self._paths: Paths | None = None
 
     @cached_property
     def ranks(self) -> Columns:
@@ -62,10 +62,8 @@ class Job:
     def stragglers(self) -> list[Straggler]:
         """Ranks that are slower than their peers, those that cost most first."""
         costs, none = self.replayed, np.zeros(0, np.int64)
-        found = [
-            *stragglers(self.times, costs.saved_ns if costs else lambda *_: none),
-            *slow_links(self.groups, self.members, costs.saved_by_links_ns if costs else lambda _: none),
-        ]
+        suspects = [*slower_ranks(self.times), *slow_links(self.groups, self.members)]
+        found = stragglers(suspects, costs.saved_ns if costs else lambda some: [none] * len(some))
         return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
 
     @property
@@ -92,8 +90,10 @@ class Job:
     def _programs(self) -> tuple[Costs | None, TracepipeError | None]:
         clocks, costs = dict(rows(self.ranks, "rank", "clock")), None
         try:
-            programs = programs_of(self.dataset)
-            costs = Costs(programs, programs.replay(self.aligned, clocks))
+            programs = Programs(self.dataset, self.aligned, clocks)
+            if self.has_paths:
+                self._paths = Paths(self.dataset, self.hosts, programs, self.step)
+            costs = Costs(programs, self._paths.follow if self._paths else None)
             if not len(costs.replay.steps_ns(costs.replay.unchanged_ns)):
                 raise refused("the ranks have none in common", "Record the same steps on all ranks.")
         except InputError:
@@ -120,38 +120,14 @@ class Job:
         order = np.lexsort((steps["step"], steps["step_ns"] // steps["ranks"]))
         return int(steps["step"][order[(len(order) - 1) // 2]])
 
-    @cached_property
+    @property
     def led(self) -> dict[int, dict[int, int]]:
         """For each of at most PATHS_MOST steps, how long each rank is on its critical path, in ns, without
         transfers.
         """
-        costs, numbers = self.replayed, [*dict.fromkeys(self._numbers)]
-        found: dict[int, dict[int, int]] = {}
-        if costs is None:
-            return found
-        some = numbers[:: -(-len(numbers) // PATHS_MOST) or 1]
-        paths = costs.replay.paths(costs.replay.unchanged, map(self._numbers.index, some))
-        for step, path in zip(some, paths, strict=True):
-            of_rank = found.setdefault(step, {})
-            for piece in path:
-                rank = costs.programs.ranks[piece.number]
-                of_rank[rank] = of_rank.get(rank, 0) + (piece.ns if piece.what != TRANSFERS else 0)
-        return found
+        return self._paths.led if self.replayed and self._paths else {}
 
-    def path(self, step: int) -> list[Piece]:
-        """The critical path of a step, empty where not all ranks have the step."""
-        costs, numbers = self.replayed, self._numbers
-        if costs is None or step not in numbers:
-            return []
-        (path,) = costs.replay.paths(costs.replay.unchanged, [numbers.index(step)])
-        return path
-
-    @cached_property
-    def _numbers(self) -> list[int]:
-        """The numbers of the steps that all ranks have."""
-        costs = self.replayed
-        return costs.programs.programs[0].numbers[costs.replay.common[0]].tolist() if costs else []
-
-    def done(self, path: list[Piece]) -> Iterator[Done]:
-        """What the ranks did on a path."""
-        return done_on(path, self.costs.programs, self.dataset, self.hosts) if path else iter(())
+    @property
+    def path(self) -> list[Done]:
+        """What the ranks did on the critical path of the step, nothing where not all ranks have the step."""
+        return self._paths.path if self.replayed and self._paths else []

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from tracepipe.analyses.replay import HOST, LATENCY, RETURNS, TRANSFERS, Piece
+from tracepipe.analyses.replay import HOST, LATENCY, RETURNS, TRANSFERS, Piece, Timeline, Window
 from tracepipe.analyses.steps import is_loading, is_step
 from tracepipe.dataset.places import Dataset, asking
 from tracepipe.event.columns import AnyArray, Bools, Int64s
 from tracepipe.libraries import np
-from tracepipe.ranks.programs import Programs
+from tracepipe.ranks.programs import Programs, RankProgram
 
+PATHS_MOST: Final = 64
+"""Of how many steps the critical path is followed, to tell which ranks are on it."""
 LOADS, IDLES = "loads data", "GPU idle"
 # By the purpose of the work.
 _DOES: Final = ("computes", "communicates", "copies")
@@ -28,26 +30,55 @@ class Done(NamedTuple):
     ns: int
 
 
+class Paths:
+    """The critical paths of some steps of a job, as the windows of its replay show them. `path` is what the
+    ranks did on that of `step`. `led` is for each of at most PATHS_MOST steps how long each rank is on its
+    path, in ns, without transfers.
+    """
+
+    def __init__(self, dataset: Dataset, hosts: dict[int, str], programs: Programs, step: int | None) -> None:
+        self._dataset, self._hosts, self._programs, self._step = dataset, hosts, programs, step
+        self._numbers = programs.numbers[0][programs.common[0]].tolist()
+        every = [*dict.fromkeys(self._numbers)]
+        self.led: dict[int, dict[int, int]] = {
+            step: {} for step in every[:: -(-len(every) // PATHS_MOST) or 1]
+        }
+        self.path: list[Done] = []
+
+    def follow(self, window: Window, timeline: Timeline, _: Bools) -> None:
+        """Follow the paths of the steps of a window."""
+        steps, wanted = window.part.common, {*self.led, self._step} & {*self._numbers}
+        some = sorted(at for at in map(self._numbers.index, wanted) if steps.start <= at < steps.stop)
+        for at, path in zip(some, window.paths(timeline, [at - steps.start for at in some]), strict=True):
+            step = self._numbers[at]
+            if step == self._step:
+                self.path = [*done_on(path, window, self._programs, self._dataset, self._hosts)]
+            if (of_rank := self.led.get(step)) is not None:
+                for piece in path:
+                    rank = self._programs.ranks[piece.number]
+                    of_rank[rank] = of_rank.get(rank, 0) + (piece.ns if piece.what != TRANSFERS else 0)
+
+
 def done_on(
-    pieces: Iterable[Piece], programs: Programs, dataset: Dataset, hosts: dict[int, str]
+    pieces: Iterable[Piece], window: Window, programs: Programs, dataset: Dataset, hosts: dict[int, str]
 ) -> Iterator[Done]:
     """What the ranks did in the pieces of a path. One rank's names are in memory at a time."""
     of_program: dict[int, list[Piece]] = {}
     for piece in pieces:
         of_program.setdefault(piece.number, []).append(piece)
     for number, own in of_program.items():
-        rank, one = programs.ranks[number], programs.programs[number]
+        rank, one = programs.ranks[number], window.programs[number]
+        assert isinstance(one, RankProgram)
         rows = np.array([piece.row for piece in own])
-        names = _names(dataset, hosts[rank], rank, rows)
+        names = _names(dataset, hosts[rank], rank, one.place + rows)
         ranges = _Ranges(dataset, hosts[rank], rank)
         for piece, row in zip(own, rows.tolist(), strict=True):
             ns = piece.ns
             if piece.what == TRANSFERS:
-                collective = int(programs.collective[number][row])
-                yield Done(rank, TRANSFERS, programs.groups[collective][0], ns)
+                yield Done(rank, TRANSFERS, programs.groups[int(one.group[row])][0], ns)
             elif piece.what == HOST:
                 gap = int(one.from_ns[row]), int(one.call_ns[row])
-                loads_ns = min(ns, int(programs.loading_ns[number][row]))
+                loads_ns = min(ns, int(one.loading_ns[row]))
                 if loads_ns:
                     yield Done(rank, LOADS, ranges.name(*gap, loading=True), loads_ns)
                 if ns > loads_ns:
@@ -55,7 +86,7 @@ def done_on(
             elif piece.what in (LATENCY, RETURNS):
                 yield Done(rank, piece.what, "", ns)
             else:
-                yield Done(rank, _DOES[int(one.what[row])], names.get(row, ""), ns)
+                yield Done(rank, _DOES[int(one.what[row])], names.get(one.place + row, ""), ns)
 
 
 def _names(dataset: Dataset, host: str, rank: int, rows: Int64s) -> dict[int, str]:

@@ -30,13 +30,14 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
     if step is not None and step not in job.steps["step"]:
         numbers = _ranges(job.steps["step"].tolist())
         raise InputError(f"has no step {step}", f"Its steps: {numbers}.", path=str(job.dataset.folder))
+    job.step = job.usual_step() if step is None else step
     found = [
         _slow(job),
         _on_path(job),
         _ranks(job),
         _collectives(job),
         _behaviours(job),
-        _critical_path(job, job.usual_step() if step is None else step),
+        _critical_path(job),
         _steps(job),
     ]
     notes = _notes(job)
@@ -304,12 +305,12 @@ def _behaviours(job: Job) -> Table:
     return Table("behaviours", "Ranks that do the same work", columns, found, note)
 
 
-def _critical_path(job: Job, step: int) -> Table:
+def _critical_path(job: Job) -> Table:
     """The critical path of a step, by rank and by what the rank did."""
-    path = job.path(step)
+    path, step = job.path, job.step
     total_ns = sum(one.ns for one in path)
     spent, times = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()
-    for rank, what, name, ns in job.done(path):
+    for rank, what, name, ns in path:
         spent[rank, what, name] += ns
         times[rank, what, name] += 1
     found = [

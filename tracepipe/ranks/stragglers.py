@@ -8,8 +8,8 @@ ranks that only receive run other collectives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from numpy.typing import NDArray
@@ -95,23 +95,45 @@ def behaviours(ranks: Columns, members: Columns) -> NDArray[np.int64]:
     return place[number]
 
 
-Saved = Callable[[int, str, Sequence[int]], NDArray[np.int64]]
-"""By how much each step gets shorter if a rank's time of COMPARED is as that of some peers."""
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A rank that is slower, whatever that costs. It is no straggler if its costs are known and not above
+    `least_ns`. A replay tells them: with the rank's time of COMPARED called `name` as that of its `peers`, or
+    with only a share of the transfers of the groups in `faster`.
+    """
+
+    straggler: Straggler
+    least_ns: float = -math.inf
+    name: str = ""
+    peers: Sequence[int] = ()
+    faster: dict[_Group, float] = field(default_factory=dict)
 
 
-def stragglers(ranks: Columns, saved_ns: Saved) -> Iterator[Straggler]:
-    """Ranks with a longer time of COMPARED than the others of their behaviour, by which the steps are longer
-    too, where a replay tells. `ranks` has the columns of `queries.RANKS`, and `behaviour`.
+Saved = Callable[[Sequence[Suspect]], Sequence[NDArray[np.int64]]]
+"""By how much each step gets shorter without the slowness of each of some ranks, none where it is not known.
+"""
+
+
+def stragglers(suspects: Iterable[Suspect], saved_ns: Saved) -> Iterator[Straggler]:
+    """Those of some ranks by which steps are longer, where a replay tells."""
+    some = [*suspects]
+    for one, steps_ns in zip(some, saved_ns(some), strict=True):
+        costs_ns, bounds_ns = _costs(steps_ns)
+        if costs_ns is None or costs_ns > one.least_ns:
+            yield replace(one.straggler, costs_ns=costs_ns, bounds_ns=bounds_ns)
+
+
+def slower_ranks(ranks: Columns) -> Iterator[Suspect]:
+    """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` has the columns of
+    `queries.RANKS`, and `behaviour`.
     """
     for peers in _peers(ranks):
         for name in COMPARED if peers.are_judged else ():
             slower = peers.are_slower(name)
             others = peers.ranks[~slower].tolist()
             for at in np.flatnonzero(slower).tolist():
-                steps_ns = saved_ns(int(peers.ranks[at]), name, others)
-                costs_ns, bounds_ns = _costs(steps_ns)
-                if costs_ns is None or costs_ns > _OF_STEP_COSTS * peers.step_ns:
-                    yield replace(peers.straggler(at, name), costs_ns=costs_ns, bounds_ns=bounds_ns)
+                least_ns = _OF_STEP_COSTS * peers.step_ns
+                yield Suspect(peers.straggler(at, name), least_ns, name, others)
 
 
 def _costs(steps_ns: NDArray[np.int64]) -> tuple[int | None, tuple[int, int] | None]:
@@ -210,12 +232,9 @@ class _Peers:
         return limit_ns
 
 
-def slow_links(
-    groups: Columns, members: Columns, saved_ns: Callable[[dict[_Group, float]], NDArray[np.int64]]
-) -> Iterator[Straggler]:
+def slow_links(groups: Columns, members: Columns) -> Iterator[Suspect]:
     """Ranks whose process groups all transfer slower than similar groups. `groups` and `members` have the
-    columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`; `saved_ns` is by how much each step gets
-    shorter if of the transfers of some groups only a share remains.
+    columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`.
 
     Groups are similar if they run one operation on equally many ranks and elements. Their shortest transfers
     are compared: if the last rank of a collective is not recorded, the transfer is not known, and seems
@@ -245,8 +264,8 @@ def slow_links(
             key=lambda pair: (pair[0].ratio, pair[0].group[1], pair[1]),
         )
         faster = {one.group: one.usual_ns / max(one.shortest_ns, 1) for one in slow[rank].values()}
-        costs = _costs(saved_ns(faster))
-        yield Straggler(tuple(ranks), LINK, shown.shortest_ns, shown.usual_ns, shown.peers, *costs)
+        found = Straggler(tuple(ranks), LINK, shown.shortest_ns, shown.usual_ns, shown.peers)
+        yield Suspect(found, faster=faster)
 
 
 _Group = tuple[str, str]

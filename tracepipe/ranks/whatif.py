@@ -3,82 +3,169 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
-from tracepipe.analyses.changes import Matches, Most, Named
+from tracepipe.analyses.changes import Kind, Matches, Most, Named
 from tracepipe.analyses.idle_places import is_operator
 from tracepipe.analyses.program import Program
+from tracepipe.analyses.replay import Window
 from tracepipe.analyses.steps import is_step
-from tracepipe.dataset.places import Dataset, asking
+from tracepipe.dataset.places import files_of
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import NONE, Bools
+from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.intervals import Stretches
 from tracepipe.libraries import np
 from tracepipe.ranks.engine import rows
 from tracepipe.ranks.job import Job
+from tracepipe.ranks.programs import RankProgram
 from tracepipe.ranks.queries import COMPARED
 from tracepipe.reports.report import Result
 from tracepipe.reports.whatif import Options, answer
+from tracepipe.store.tables import connect
 
-_OUTERMOST: Final = "kind = 'span' and parent_row is null"
-_RANGES: Final = """
-select name, domain, sum(end_ns - start_ns) from part
-where tid is not null and end_ns > ? and start_ns < ? group by name, domain
+_MEMORY_MB: Final = 200
+_NOTHING: Final = """
+select null::bigint as rank, '' as kind, '' as name, '' as domain, 0 as tid, 0 as launch,
+    0 as parent_row, 0 as start_ns, 0 as end_ns where false
 """
+_SUM: Final = "sum(end_ns - start_ns)"
+# The time in `most` is that which may be tried, and the whole time that which may be named.
+_RANGES: Final = f"""
+select name, coalesce(domain, ''), {_SUM} filter (
+    tid is not null and end_ns > spans.from_ns and start_ns < spans.until_ns
+) from annotations join spans using (rank) where end_ns > start_ns and name is not null group by all
+"""
+_OUTERMOST: Final = "kind = 'span' and parent_row is null and end_ns > start_ns"
 _CALLS: Final = f"""
-select name, sum(end_ns - start_ns) from part where {_OUTERMOST} and launch is null group by name
+select name, '', {_SUM} filter (launch is null) from calls
+where {_OUTERMOST} and name is not null group by all
 """
-_KERNEL: Final = f"kernel_row <> {NONE}"
-_KERNELS: Final = f"select name, sum(end_ns - start_ns) from part where {_KERNEL} group by name"
+_KERNELS: Final = f"""
+select name, '', {_SUM} from program where kernel_row <> -1 and name is not null group by all
+"""
+_NAMES: Final[dict[Kind, str]] = {"ranges": _RANGES, "calls": _CALLS, "kernels": _KERNELS}
+_OPEN: Final = f"""
+create temp table open as
+select rank, 'ranges' as kind, name, start_ns, end_ns from annotations
+where end_ns > start_ns and name in (select name from wanted where kind = 'ranges')
+union all
+select rank, 'calls', name, start_ns, end_ns from calls
+where {_OUTERMOST} and name in (select name from wanted where kind = 'calls')
+"""
+_OPEN_IN_WINDOW: Final = """
+select place, kind, name, start_ns, end_ns from open join spans using (rank)
+where end_ns > from_ns and start_ns < until_ns order by place
+"""
 
 
 def whatif(job: Job, options: Options) -> Result:
     """The length of the steps of all ranks with a change, or with each of many changes."""
-    programs = job.costs.programs
-    both = zip(programs.ranks, programs.programs, strict=True)
-    members = [Member(job.dataset, job.hosts[rank], rank, one) for rank, one in both]
-    others = [] if options.like_peers is None else [_like_peers(job, options.like_peers)]
-    return answer(members, job.costs.replay, partial(_most, members), options, others, programs.ranks)
+    job.has_paths = False
+    costs = job.costs
+    with TemporaryDirectory(prefix="tracepipe-ranks-") as folder:
+        members = _Members(job, Path(folder))
+        others = [] if options.like_peers is None else [_like_peers(job, options.like_peers)]
+        return answer(
+            costs.replay, members.of, members.has, members.most, options, others, costs.programs.ranks
+        )
 
 
-class Member:
-    """The subject that is a rank of a dataset. Nothing is read that is not asked for."""
+class _Member:
+    """The subject that is a rank of a dataset, in a window. `open_ns` has when ranges and calls are open, by
+    their names.
+    """
 
-    def __init__(self, dataset: Dataset, host: str, rank: int, program: Program) -> None:
-        self.program = program
-        self._part = partial(dataset.part, host=host, rank=rank)
-
-    def rows(self, layer: str, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """The answer to a question about its part of a layer, nothing where it has none."""
-        if not (file := self._part(layer)).is_file():
-            return []
-        with asking(file) as connection:
-            found: list[tuple[Any, ...]] = connection.execute(sql, values).fetchall()
-        return found
+    def __init__(
+        self, program: RankProgram, names: Sequence[str], open_ns: Mapping[tuple[str, str], list[Int64s]]
+    ) -> None:
+        self.program: Program = program
+        self._name, self._names, self._open_ns = program.name, names, open_ns
 
     def ranges(self, matches: Matches) -> Stretches:
-        return self._open("annotations", "end_ns > start_ns", matches)
+        return self._open("ranges", matches)
 
     def calls(self, matches: Matches) -> Stretches:
-        return self._open("calls", _OUTERMOST, matches)
+        return self._open("calls", matches)
 
     def kernels(self, matches: Matches) -> Bools:
-        names = self._names("program", _KERNEL, matches)
-        found = np.zeros(len(self.program), np.bool_)
-        rows = self.rows("program", f"select place from part where {_KERNEL} and name in ?", names)
-        found[[place for (place,) in rows]] = True
+        # The last flag is for rows without a name.
+        flags = np.array([*map(matches, self._names), False])
+        found: Bools = flags[self._name]
         return found
 
-    def _open(self, layer: str, which: str, matches: Matches) -> Stretches:
-        names = self._names(layer, which, matches)
-        sql = f"select start_ns, end_ns from part where {which} and name in ?"
-        times = np.array(self.rows(layer, sql, names) if names else [], np.int64).reshape(-1, 2)
-        return Stretches(times[:, 0], times[:, 1])
+    def _open(self, kind: Kind, matches: Matches) -> Stretches:
+        own = [ns for (one, name), ns in self._open_ns.items() if one == kind and matches(name)]
+        times_ns = np.concatenate([np.zeros((0, 2), np.int64), *own])
+        return Stretches(times_ns[:, 0], times_ns[:, 1])
 
-    def _names(self, layer: str, which: str, matches: Matches) -> list[str]:
-        sql = f"select distinct name from part where {which} and name is not null"
-        return [name for (name,) in self.rows(layer, sql) if matches(name)]
+
+class _Members:
+    """The ranks of a job, and their names. Of ranges and calls those are kept that were asked for."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._programs = job.costs.programs
+        self._window: Window | None = None
+        self._found = list[_Member]()
+        self._connection = connect(":memory:", folder, memory_mb=_MEMORY_MB)
+        for layer in ("annotations", "calls", "program"):
+            has_layer = layer in job.dataset.layers()
+            rows = f"select * from {files_of(job.dataset.layer(layer).absolute())}" if has_layer else _NOTHING
+            self._connection.execute(f"create temp view {layer} as {rows}")
+        self._spans(*self._programs.spans_ns)
+        self._names = {kind: self._connection.execute(sql).fetchall() for kind, sql in _NAMES.items()}
+        self._wanted = {(kind, "") for kind in _NAMES}
+
+    def _spans(self, from_ns: Int64s, until_ns: Int64s) -> None:
+        ranks = np.array(self._programs.ranks)
+        place = np.arange(len(ranks))
+        self._connection.register(
+            "spans", {"rank": ranks, "place": place, "from_ns": from_ns, "until_ns": until_ns}
+        )
+
+    def has(self, kind: Kind, matches: Matches) -> bool:
+        found = {(kind, name) for name, *_ in self._names[kind] if matches(name)}
+        self._wanted |= found
+        return bool(found)
+
+    def most(self) -> Most:
+        """The names that take most time on all ranks together."""
+        found = {kind: Counter[str]() for kind in self._names}
+        for kind, names in self._names.items():
+            for name, domain, ns in sorted(names, key=lambda one: one[:2]):
+                is_other = kind == "ranges" and (is_step(name) or is_operator(name, domain))
+                if name and ns is not None and not is_other:
+                    found[kind][name] += int(ns)
+        return Most(*([name for name, _ in of.most_common()] for of in found.values()))
+
+    def of(self, window: Window) -> Sequence[_Member]:
+        """The ranks in a window."""
+        if window is not self._window:
+            if self._window is None:
+                kinds, names = (
+                    np.array(column, object) for column in zip(*sorted(self._wanted), strict=True)
+                )
+                self._connection.register("wanted", {"kind": kinds, "name": names})
+                self._connection.execute(_OPEN)
+            self._window, self._found = window, [*self._members(window)]
+        return self._found
+
+    def _members(self, window: Window) -> Iterator[_Member]:
+        ends_ns = [
+            (int(one.from_ns[0]), int(one.call_ns[-1]) + 1) if len(one) else (0, 0) for one in window.programs
+        ]
+        self._spans(*np.array(ends_ns, np.int64).T)
+        found = self._connection.execute(_OPEN_IN_WINDOW).fetchnumpy()
+        times_ns = np.stack([found["start_ns"], found["end_ns"]], axis=1)
+        for number, one in enumerate(window.programs):
+            assert isinstance(one, RankProgram)
+            own = slice(*np.searchsorted(found["place"], [number, number + 1]))
+            open_ns = {}
+            for key in {*zip(found["kind"][own], found["name"][own], strict=True)}:
+                open_ns[key] = times_ns[own][(found["kind"][own] == key[0]) & (found["name"][own] == key[1])]
+            yield _Member(one, self._programs.names, open_ns)
 
 
 def _like_peers(job: Job, rank: int) -> Named:
@@ -91,20 +178,4 @@ def _like_peers(job: Job, rank: int) -> Named:
         raise TracepipeError(
             f"No other rank does the same work as rank {rank}.", "ranks lists the ranks that do."
         )
-    return f"rank {rank} as its peers", {costs.place[rank]: costs.as_peers(rank, COMPARED, peers)}
-
-
-def _most(members: list[Member]) -> Most:
-    """The names that take most time on all ranks together."""
-    ranges, calls, kernels = (Counter[str]() for _ in range(3))
-    for one in members:
-        program = one.program
-        if not len(program):
-            continue
-        ends_ns = int(program.from_ns[0]), int(program.called_ns[-1])
-        for name, domain, ns in one.rows("annotations", _RANGES, *ends_ns):
-            if name and not is_step(name) and not is_operator(name, domain or ""):
-                ranges[name] += ns
-        for found, layer, sql in ((calls, "calls", _CALLS), (kernels, "program", _KERNELS)):
-            found.update({name: int(ns) for name, ns in one.rows(layer, sql) if name})
-    return Most(*([name for name, _ in found.most_common()] for found in (ranges, calls, kernels)))
+    return Named(f"rank {rank} as its peers", lambda window, _: costs.as_peers(window, rank, COMPARED, peers))

@@ -5,14 +5,15 @@ usually fixed, and what a step would be without it, by a replay.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.analyses.changes import Changes, Recorded, free_launches, without_stretches
+from tracepipe.analyses.changes import Recorded, free_launches, without_stretches
 from tracepipe.analyses.gpu_work import COPIES, gpu_work
 from tracepipe.analyses.overview import SHORT_NS, Kind, Overview, Reason
-from tracepipe.analyses.replay import STEPS_LEAST, Change, Replay
+from tracepipe.analyses.replay import STEPS_LEAST, Change, Changes, Replay, Whole, Window
 from tracepipe.analyses.steps import is_loading, loading_of
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import elided
@@ -137,7 +138,7 @@ def _with_savings(run: Run, found: Overview, causes: list[_Cause]) -> list[_Caus
     if len(found.steps.number) < STEPS_LEAST or not found.steps.are_marked or len(gpu_work(run)) > _WORK_MOST:
         return causes
     subject = Recorded(run)
-    replay = Replay([subject.program])
+    replay = Replay(Whole(subject.program))
     try:
         replay.refuse_what_is_not_known()
     except TracepipeError:
@@ -146,10 +147,15 @@ def _with_savings(run: Run, found: Overview, causes: list[_Cause]) -> list[_Caus
     for one in causes:
         changes = _without(run, subject, one)
         if changes:
-            then_ns = float(np.median(recorded_ns - replay.saved_ns(changes)))
+            (outcome,) = replay.outcomes([partial(_ask, changes)])
+            then_ns = float(np.median(recorded_ns - replay.saved_ns(outcome)))
             one = one._replace(saved=Saved(round(float(np.median(recorded_ns))), round(then_ns)))
         known.append(one)
     return known
+
+
+def _ask(changes: Changes, _: Window) -> tuple[Changes, None]:
+    return changes, None
 
 
 def _without(run: Run, subject: Recorded, cause: _Cause) -> Changes | None:
@@ -163,7 +169,7 @@ def _without(run: Run, subject: Recorded, cause: _Cause) -> Changes | None:
     if kind is Kind.LOADING:
         return without_stretches([subject], [subject.ranges(is_loading)])
     if kind is Kind.LAUNCHES:
-        return free_launches([subject])[1]
+        return free_launches([subject])
     if kind in (Kind.WAITS, Kind.CALL) and call:
         return without_stretches([subject], [subject.calls(lambda name: name == call)])
     if kind in (Kind.HOST, Kind.OFF_CPU):

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.analyses.changes import Recorded, asked
+from tracepipe.analyses.changes import Recorded, asked, together
 from tracepipe.analyses.gpu_work import COPY, outermost_rows, shapes_of
 from tracepipe.analyses.program import WAIT
-from tracepipe.analyses.replay import Replay, Timeline
+from tracepipe.analyses.replay import Changes, Replay, Timeline, Whole
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools
 from tracepipe.event.model import SCHEMA_VERSION
@@ -38,13 +38,17 @@ def replayed(run: Run, changes: Sequence[str]) -> Iterator[str]:
             )
         given[kind].append(name)
     subject = Recorded(run)
-    replay = Replay([subject.program])
+    replay = Replay(Whole(subject.program))
     replay.refuse_what_is_not_known()
     without, faster, fuse, overlap = (given[kind] for kind in _KINDS[:-1])
-    found = asked([subject], without, faster, fuse, overlap, (), free=bool(given["launches"]))
-    changes_by_number = {} if found is None else found[1]
-    dropped = changes_by_number[0].dropped if 0 in changes_by_number else None
-    timeline = replay.run(changes_by_number)
+    (window,) = replay.windows()
+    found: Changes = {}
+    for one in asked(subject.has, without, faster, fuse, overlap, free=bool(given["launches"])):
+        if not (made := one.made(window, [subject])) and one.missing:
+            raise one.missing
+        found = together(found, made)
+    dropped = found[0].dropped if 0 in found else None
+    timeline = window.run(found)
     counts = Counter[str]()
     for line in _lines(run, subject, timeline, dropped):
         counts[line["type"]] += 1

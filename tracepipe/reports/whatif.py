@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain
 from typing import Annotated, Any, Final
 
 import numpy as np
 
-from tracepipe.analyses.changes import Changes, Most, Named, Recorded, Subject, asked, candidates
+from tracepipe.analyses.changes import Has, Most, Named, Recorded, Subject, asked, candidates, together
 from tracepipe.analyses.distribution import median_within
 from tracepipe.analyses.gpu_work import PURPOSES
-from tracepipe.analyses.replay import WORKS, Replay
+from tracepipe.analyses.replay import WORKS, Ask, Changes, Outcome, Replay, Timeline, Whole, Window
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools, Floats, Int64s
 from tracepipe.options import Option
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
@@ -73,29 +74,50 @@ def run(run: Run, options: Options) -> Result:
     if options.like_peers is not None:
         raise TracepipeError("A recording alone has no peers.", "Name a folder of recordings, or a dataset.")
     subject = Recorded(run)
-    return answer([subject], Replay([subject.program]), subject.most, options)
+    return answer(Replay(Whole(subject.program)), lambda _: [subject], subject.has, subject.most, options)
 
 
 def answer(
-    subjects: Sequence[Subject],
     replay: Replay,
+    subjects: Callable[[Window], Sequence[Subject]],
+    has: Has,
     most: Callable[[], Most],
     options: Options,
     others: Iterable[Named] = (),
     ranks: Sequence[int] = (),
 ) -> Result:
-    """The answer for the ranks of a job. `most` returns the names that are tried where no change is asked.
-    `others` are changes besides those that the options describe, and `ranks` the numbers of the ranks.
+    """The answer for the ranks of a job. `subjects` are those of a window, and `has` and `most` are about all
+    windows: `most` returns the names that are tried where no change is asked. `others` are changes besides
+    those that the options describe, and `ranks` the numbers of the ranks.
     """
     replay.refuse_what_is_not_known()
     result = Result("WHAT IF")
     named = (options.without, options.faster, options.fuse, options.overlap)
     given = ([one] if isinstance(one, str) else one for one in named)
     without, faster, chains, overlapping = ([name for name in names if name] for names in given)
-    change = asked(subjects, without, faster, chains, overlapping, others, free=options.launches == "free")
-    changes = [change] if change else [*candidates(subjects, most())]
-    rows = [_row(replay, *one) for one in changes]
-    if not change:
+    changes = [*others, *asked(has, without, faster, chains, overlapping, free=options.launches == "free")]
+    spent = Counter[str]()
+    if changes:
+        missing = {at for at, one in enumerate(changes) if one.missing}
+
+        def ask(window: Window) -> tuple[Changes, Floats | None]:
+            found = [one.made(window, subjects(window)) for one in changes]
+            missing.difference_update([at for at, some in enumerate(found) if some])
+            return reduce(together, found), None
+
+        def follow(window: Window, timeline: Timeline, concerned: Bools) -> None:
+            spent.update(_on_paths(window, timeline, concerned, len(replay.common[0]), ranks))
+
+        names = [", ".join(one.name for one in changes)]
+        outcomes = replay.outcomes([ask], follow)
+        for at in sorted(missing):
+            raise changes[at].missing or AssertionError
+    else:
+        tried = [*candidates(has, most())]
+        names = [one.name for one in tried]
+        outcomes = replay.outcomes([_ask(one, subjects) for one in tried])
+    rows = [_row(replay, name, found) for name, found in zip(names, outcomes, strict=True)]
+    if not changes:
         rows = sorted((row for row in rows if row[2]), key=lambda row: -row[5])
         shown = rows[: options.top or None]
         result.notes += not_listed(len(rows) - len(shown), "change|changes")
@@ -114,8 +136,10 @@ def answer(
     result.parts.append(
         Table("changes", "The steps, replayed", columns, rows, note, empty="Nothing to change.")
     )
-    if change:
-        result.notes.append(_path(replay, change[1], ranks))
+    if changes:
+        shares = ((what, round(100 * ns / spent.total())) for what, ns in spent.most_common(_SHOWN) if ns)
+        path = ", ".join(f"{what} {share}%" for what, share in shares if share)
+        result.notes.append(f"the critical path then: {path or 'not known'}")
     recorded_ns = replay.steps_ns(replay.recorded_ns)
     median = duration_text(float(np.median(recorded_ns)))
     result.notes.append(
@@ -130,9 +154,13 @@ def answer(
     return result
 
 
-def _row(replay: Replay, name: str, changes: Changes) -> tuple[Any, ...]:
+def _ask(one: Named, subjects: Callable[[Window], Sequence[Subject]]) -> Ask:
+    return lambda window: (one.made(window, subjects(window)), None)
+
+
+def _row(replay: Replay, name: str, found: Outcome) -> tuple[Any, ...]:
     recorded_ns = replay.steps_ns(replay.recorded_ns)
-    saved_ns, is_own = replay.saved_ns(changes), replay.concerned(changes)
+    saved_ns, is_own = replay.saved_ns(found), found.concerned
     if not is_own.any():
         return name, None, 0, None, None, 0, None, None
     step_ns = float(np.median(recorded_ns[is_own]))
@@ -147,19 +175,21 @@ def _row(replay: Replay, name: str, changes: Changes) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _path(replay: Replay, changes: Changes, ranks: Sequence[int]) -> str:
-    """What is on the critical path then, of some of the steps that a change concerns."""
-    steps, timeline = np.flatnonzero(replay.concerned(changes)), replay.run(changes)
-    spent = Counter[str]()
-    some = steps[:: -(-len(steps) // _PATHS_MOST) or 1].tolist()
-    for piece in chain.from_iterable(replay.paths(timeline, some)):
+def _on_paths(
+    window: Window, timeline: Timeline, concerned: Bools, count: int, ranks: Sequence[int]
+) -> Counter[str]:
+    """What is on the critical path then, of some of the steps of a window that a change concerns. There are
+    `count` steps in all windows.
+    """
+    steps, spent = np.flatnonzero(concerned), Counter[str]()
+    most = -(-_PATHS_MOST * len(concerned) // count)
+    some = steps[:: -(-len(steps) // most) or 1].tolist()
+    for piece in chain.from_iterable(window.paths(timeline, some)):
         what = piece.what
         if what == WORKS:
-            what = PURPOSES[int(replay.programs[piece.number].what[piece.row])]
+            what = PURPOSES[int(window.programs[piece.number].what[piece.row])]
         spent[f"rank {ranks[piece.number]} {what}" if len(ranks) > 1 else what] += piece.ns
-    shares = ((what, round(100 * ns / spent.total())) for what, ns in spent.most_common(_SHOWN) if ns)
-    most = ", ".join(f"{what} {share}%" for what, share in shares if share)
-    return f"the critical path then: {most or 'not known'}"
+    return spent
 
 
 def _drift_ns(recorded_ns: Int64s, is_own: Bools) -> float:
