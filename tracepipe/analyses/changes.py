@@ -146,7 +146,8 @@ def without_named(has: Has, pattern: str) -> Named:
 
     kinds: tuple[Kind, ...] = ("ranges", "calls")
     kind = next((kind for kind in kinds if has(kind, matches)), "")
-    if not kind and not has("kernels", _of_kernel(pattern)):
+    is_kernel = _of_kernel(pattern)
+    if not kind and not has("kernels", is_kernel):
         raise TracepipeError(
             f"No range, call or kernel is called {pattern}.", "whatif without options lists some."
         )
@@ -156,7 +157,7 @@ def without_named(has: Has, pattern: str) -> Named:
             return without_stretches(subjects, [getattr(one, kind)(matches) for one in subjects])
         changes = {}
         for number, subject in enumerate(subjects):
-            dropped = subject.kernels(_of_kernel(pattern))
+            dropped = subject.kernels(is_kernel)
             if dropped.any():
                 changes[number] = Change(_launches_of(subject.program, dropped), dropped=dropped)
         return changes
@@ -175,11 +176,12 @@ def without_stretches(subjects: Sequence[Subject], stretches: Sequence[Stretches
 
 def faster_kernels(pattern: str, times: float) -> Named:
     """The change that makes kernels some times as fast."""
+    is_kernel = _of_kernel(pattern)
 
     def made(_: Window, subjects: Sequence[Subject]) -> Changes:
         changes = {}
         for number, subject in enumerate(subjects):
-            kernels = subject.kernels(_of_kernel(pattern))
+            kernels = subject.kernels(is_kernel)
             if kernels.any():
                 changes[number] = Change(left=np.where(kernels, 1 / times, 1.0))
         return changes
@@ -197,12 +199,13 @@ def fused(chain: str) -> Named:
     for text in re.split(r", (?![^<]*>)", chain):
         repeated = re.fullmatch(r"(.*) ×([1-9]\d{0,3})", text)
         names += [text] if repeated is None else [repeated[1]] * int(repeated[2])
+    are_kernels = {name: _of_kernel(name) for name in names}
 
     def made(_: Window, subjects: Sequence[Subject]) -> Changes:
         changes = {}
         for number, subject in enumerate(subjects):
             one, count = subject.program, len(names)
-            flags = {name: subject.kernels(_of_kernel(name)) for name in names}
+            flags = {name: subject.kernels(is_kernel) for name, is_kernel in are_kernels.items()}
             dropped, left = np.zeros(len(one), np.bool_), np.ones(len(one))
             for stream, own in RowsByNumber(one.stream):
                 places = len(own) - count + 1
@@ -228,11 +231,12 @@ def fused(chain: str) -> Named:
 
 def overlapped(pattern: str) -> Named:
     """The change by which no other work waits for some communication, but the end of the step."""
+    is_kernel = _of_kernel(pattern)
 
     def made(_: Window, subjects: Sequence[Subject]) -> Changes:
         changes = {}
         for number, subject in enumerate(subjects):
-            flags = subject.kernels(_of_kernel(pattern)) & (subject.program.what == COMMUNICATION)
+            flags = subject.kernels(is_kernel) & (subject.program.what == COMMUNICATION)
             if flags.any():
                 changes[number] = Change(overlapped=flags)
         return changes

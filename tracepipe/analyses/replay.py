@@ -17,7 +17,7 @@ window, in which the last rows of the window before have the times that they had
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -64,6 +64,9 @@ _REASONS: Final = (
 _ALONE: Final = 0.02
 _SLOWED_MOST: Final = 0.95
 
+_COLUMNS: Final = (
+    "what", "step", "from_ns", "call_ns", "start_ns", "end_ns", "stream", "key", "nth",
+)  # fmt: skip
 _HOST, _CALL, _STREAM, _AFTER, _JOIN, _MEET, _SELF = range(7)
 """The kinds of edges: from call to call; to the work, or the return, of a call; from the work before on a
 stream; from other work; from the start of a rank to its collective, from that to its end, and past it."""
@@ -99,6 +102,8 @@ class Timeline:
     lag_ns: Int64s
     target: Int32s
     """When each node of the graph begins and ends, the lag of each edge, and where it leads."""
+    concerned: Bools
+    """Flags the steps of a window that all programs have in which something is other. Shape `(steps,)`."""
 
     def of(self, rows: Ints) -> Over:
         """When some rows were called, and ended."""
@@ -130,9 +135,10 @@ return of a call that waits.
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """The rows of all programs in some of their steps. The first rows of each, `over`, are of steps before,
-    and others wait for them. The last ones, `then`, are over in the next part. `first` is the index of the
-    first step of each program, and `common` are the steps that all have, as indices of `Source.common`.
+    """The rows of all programs in some of their steps, and the columns of all rows. The first rows of each,
+    `over`, are of steps before, and others wait for them. The last ones, `then`, are over in the next part.
+    `first` is the index of the first step of each program, and `common` are the steps that all have, as
+    indices of `Source.common`.
 
     `meeting` has for the rows of all programs, one after the other, the number of the collective that each
     is, or NONE. `transfer_ns` is how long each collective takes when its last rank has come, by its number.
@@ -141,6 +147,7 @@ class Part:
     """
 
     programs: Sequence[Program]
+    columns: Mapping[str, AnyArray]
     over: Int64s
     then: Int64s
     first: Int64s
@@ -186,9 +193,9 @@ class Whole:
     def parts(self) -> Iterator[Part]:
         none = np.zeros(1, np.int64)
         steps = slice(0, len(self.common[0]))
-        yield Part(
-            [self.program], none, none, none, steps, np.full(len(self.program), NONE), none[:0], none[:0]
-        )
+        columns = {name: getattr(self.program, name) for name in _COLUMNS}
+        meeting = np.full(len(self.program), NONE)
+        yield Part([self.program], columns, none, none, none, steps, meeting, none[:0], none[:0])
 
 
 @dataclass(slots=True, eq=False)
@@ -209,8 +216,8 @@ Ask = Callable[["Window"], tuple[Changes, Floats | None]]
 """What is different in a window: changes of some programs, and how much remains of the transfer of each of
 its `collectives`, None for all of it.
 """
-Follow = Callable[["Window", Timeline, Bools], None]
-"""Gets each window with its times, and which of its steps are concerned."""
+Follow = Callable[["Window", Timeline], None]
+"""Gets each window with its times."""
 
 
 class Replay:
@@ -229,7 +236,9 @@ class Replay:
         self._only: Window | None = None
 
     def windows(self) -> Iterator[Window]:
-        """All windows, in order. One alone is made once."""
+        """All windows, in order, one alone made once. Each takes the place of the one before if nothing
+        refers to that any more.
+        """
         if self._only is not None:
             yield self._only
             return
@@ -238,7 +247,6 @@ class Replay:
             del part
             yield window
             self._only = None if at else window
-            # The next one comes in its place.
             del window
 
     @cached_property
@@ -250,18 +258,29 @@ class Replay:
                 self._watch(window)
             found.add_shares(window, begins_ns)
             window.put(window.recorded, found.recorded)
-            if not len(self.common[0]) or found.error is not None:
-                continue
-            try:
-                timeline = window.run(over=over)
-            except TracepipeError as e:
-                found.error = e
-                continue
-            over = timeline.of(window.then)
-            window.put(timeline, found.replayed)
-            if self._follow is not None:
-                self._follow(window, timeline, np.ones(len(window.common[0]), np.bool_))
+            if len(self.common[0]) and found.error is None:
+                try:
+                    over = self._put(window, found.replayed, ({}, None), over, self._follow)
+                except TracepipeError as e:
+                    found.error = e
+            del window
         return found
+
+    def _put(
+        self,
+        window: Window,
+        outcome: Outcome,
+        change: tuple[Changes, Floats | None],
+        over: Over | None,
+        follow: Follow | None,
+    ) -> Over:
+        """Replay a window with a change, and return when its last rows are over."""
+        timeline = window.run(*change, over)
+        window.put(timeline, outcome)
+        outcome.concerned[window.part.common] = timeline.concerned
+        if follow is not None:
+            follow(window, timeline)
+        return timeline.of(window.then)
 
     @property
     def recorded_ns(self) -> list[Int64s]:
@@ -348,13 +367,8 @@ class Replay:
         over: list[Over | None] = [None] * len(asked)
         for window in self.windows() if asked else ():
             for at, (ask, outcome) in enumerate(zip(asked, found, strict=True)):
-                changes, transfers = ask(window)
-                timeline = window.run(changes, transfers, over[at])
-                over[at] = timeline.of(window.then)
-                window.put(timeline, outcome)
-                outcome.concerned[window.part.common] = concerned = window.concerned(changes)
-                if follow is not None:
-                    follow(window, timeline, concerned)
+                over[at] = self._put(window, outcome, ask(window), over[at], follow)
+            del window
         return found
 
     def saved_ns(self, found: Outcome) -> Int64s:
@@ -546,19 +560,19 @@ class Window:
         """The steps of each program that all programs have, as indices of its steps in the window."""
         # The host begins with the first row.
         self._ready_ns, self._ahead_ns = np.where(part.over == 0, source.ready_ns, 0), source.ahead_ns
-        self.what: Bytes = _joined(part.programs, "what").astype(np.uint8)
-        starts_ns, ends_ns, calls_ns = (
-            _joined(part.programs, name) for name in ("start_ns", "end_ns", "call_ns")
-        )
+        self.what: Bytes = part.columns["what"].astype(np.uint8)
+        starts_ns, ends_ns, calls_ns = (part.columns[name] for name in ("start_ns", "end_ns", "call_ns"))
         none = np.zeros(0, np.int64)
-        self.recorded = Timeline(starts_ns, ends_ns, calls_ns, none, none, none, none.astype(np.int32))
+        self.recorded = Timeline(
+            starts_ns, ends_ns, calls_ns, none, none, none, none.astype(np.int32), none.astype(np.bool_)
+        )
         self.lengths_ns = ends_ns - starts_ns
         self.slowed, self.alone_ns = learned.alone_ns(part.programs)
-        step, stream = (_joined(part.programs, name) for name in ("step", "stream"))
+        self.step, stream = (part.columns[name] for name in ("step", "stream"))
         self.steps_at: Int64s = np.cumsum([0, *(len(one.numbers) + 1 for one in part.programs)])
-        main = (self.what != WAIT) & (stream == learned.main_stream[self.number]) & (step != NONE)
+        main = (self.what != WAIT) & (stream == learned.main_stream[self.number]) & (self.step != NONE)
         self._main = np.flatnonzero(main)
-        self._main_step = self.steps_at[self.number[self._main]] + step[self._main]
+        self._main_step = self.steps_at[self.number[self._main]] + self.step[self._main]
         self._members = np.flatnonzero(self.meeting != NONE)
         self._of_member, first = number_rows(self.meeting[self._members])
         self.collectives: Int64s = self.meeting[self._members[first]]
@@ -587,7 +601,7 @@ class Window:
         np.maximum.at(last_ns, number, came_ns)
         leaves = came_ns + self.lengths_ns[members] < last_ns[number] - _EARLY_NS
         leaves &= np.isin(self.meeting[members], self.part.sends)
-        key, nth, stream = (_joined(self.programs, name) for name in ("key", "nth", "stream"))
+        key, nth, stream = (self.part.columns[name] for name in ("key", "nth", "stream"))
         lags = self._learned.lags(self.number, self.what, key, nth)
         left = np.where(is_wait, 2 * own + 1, 2 * own)
         next_one = np.flatnonzero(is_new[1:] & (self.number[1:] == self.number[:-1])) + 1
@@ -660,12 +674,18 @@ class Window:
         graph, rows = self._graph, len(self.number)
         weight, lag, alone_ns = graph.weight_ns.copy(), graph.lag_ns, self.alone_ns.copy()
         dropped, target, waits = np.zeros(rows, np.bool_), graph.target, graph.waits
-        weight[: 2 * rows : 2] = self.recorded.call_ns - _joined(self.programs, "from_ns")
+        is_other = np.zeros(rows, np.bool_)
+        host_ns = self.recorded.call_ns - self.part.columns["from_ns"]
+        weight[: 2 * rows : 2] = host_ns
         for number, change in (changes or {}).items():
             own = self.rows(number)
             weight[2 * own.start : 2 * own.stop : 2], alone_ns[own], dropped[own] = self._changed(
                 number, change
             )
+            if change.overlapped is not None:
+                is_other[own] = change.overlapped
+        is_other |= dropped | (weight[: 2 * rows : 2] != host_ns)
+        is_other |= (alone_ns != self.alone_ns) & (self.what != WAIT)
         has_rows = np.flatnonzero(np.diff(self.bounds))
         weight[2 * self.bounds[has_rows]] += self._ready_ns[has_rows]
         edges, instead = self._overlapping(changes or {})
@@ -678,8 +698,8 @@ class Window:
             gone = dropped[graph.row]
             # What is not there does not wait, and nothing waits for it; what comes after it comes after what
             # was before it.
-            lag[gone & np.isin(graph.kind, (_AFTER, _JOIN, _MEET))] = _NEVER
-            lag[gone & np.isin(graph.kind, (_STREAM, _SELF))] = 0
+            lag[gone & ((graph.kind == _AFTER) | (graph.kind == _JOIN) | (graph.kind == _MEET))] = _NEVER
+            lag[gone & ((graph.kind == _STREAM) | (graph.kind == _SELF))] = 0
             calls = gone & (graph.kind == _CALL)
             lag[calls] = np.where(self.what[graph.row[calls]] == WAIT, 0, _NEVER)
             alone_ns[dropped] = 0
@@ -707,7 +727,7 @@ class Window:
         starts_ns = begins[1 : 2 * rows : 2].copy()
         ends_ns, calls_ns = ends[1 : 2 * rows : 2], ends[: 2 * rows : 2]
         starts_ns[self._members] = ends[self._starts_at]
-        return Timeline(starts_ns, ends_ns, calls_ns, begins, ends, lag, target)
+        return Timeline(starts_ns, ends_ns, calls_ns, begins, ends, lag, target, self._concerned(is_other))
 
     def _changed(self, number: int, change: Change) -> tuple[Int64s, Int64s, Bools]:
         """The host's time before each row of a program, how long its work takes, and which are not there."""
@@ -739,18 +759,13 @@ class Window:
         is_other = ~np.isin(self.what[row], (WAIT, COMMUNICATION)) & (row < wait)
         return edges[is_other], 2 * wait[is_other] + 1
 
-    def concerned(self, changes: Changes) -> Bools:
-        """Flags the steps that all programs have in which something is other. Shape `(steps,)`."""
-        found = np.zeros(len(self.common[0]), np.bool_)
-        for number, change in changes.items():
-            one = self.programs[number]
-            host_ns, work_ns, is_other = self._changed(number, change)
-            is_other = is_other | (host_ns != one.call_ns - one.from_ns)
-            is_other |= (work_ns != self.alone_ns[self.rows(number)]) & (one.what != WAIT)
-            if change.overlapped is not None:
-                is_other |= change.overlapped
-            found |= np.isin(self.common[number], one.step[is_other])
-        return found
+    def _concerned(self, rows: Bools) -> Bools:
+        """Flags the steps that all programs have in which some rows are. Shape `(steps,)`."""
+        own = np.flatnonzero(rows & (self.step != NONE))
+        found = np.zeros(int(self.steps_at[-1]), np.bool_)
+        found[self.steps_at[self.number[own]] + self.step[own]] = True
+        flags: Bools = found[self.steps_at[:-1, None] + np.stack(self.common)].any(axis=0)
+        return flags
 
     def put(self, timeline: Timeline, outcome: Outcome) -> None:
         """Write when the steps begin and the last ends. The next window knows better when the last ends."""

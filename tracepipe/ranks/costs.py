@@ -46,9 +46,8 @@ class Costs:
 
     def _add(self, window: Window) -> None:
         """Add the times of the steps of a window: in ns, in whole µs, and their squares."""
-        step = np.concatenate([one.step for one in window.programs])
-        inside = np.flatnonzero(step != NONE)
-        at = window.steps_at[window.number[inside]] + step[inside]
+        inside = np.flatnonzero(window.step != NONE)
+        at = window.steps_at[window.number[inside]] + window.step[inside]
         for name, sums in self._sums.items():
             ns = np.concatenate(
                 [

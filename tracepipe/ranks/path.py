@@ -45,7 +45,7 @@ class Paths:
         }
         self.path: list[Done] = []
 
-    def follow(self, window: Window, timeline: Timeline, _: Bools) -> None:
+    def follow(self, window: Window, timeline: Timeline) -> None:
         """Follow the paths of the steps of a window."""
         steps, wanted = window.part.common, {*self.led, self._step} & {*self._numbers}
         some = sorted(at for at in map(self._numbers.index, wanted) if steps.start <= at < steps.stop)

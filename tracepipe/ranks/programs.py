@@ -45,6 +45,7 @@ _ROW: Final = np.dtype(
 """A row of the file. `met` is the same for the rows of one collective, `group` the index of its operation and
 process group, `first` where the rows begin that it waits for, and `count` how many these are.
 """
+_COLUMNS: Final = (*PROGRAM, "loading_ns", "group", "name", "met")
 _AFTER: Final = np.dtype([("earlier", "i4"), ("lag_ns", "i8")])
 _NO_COLLECTIVES: Final = """
 select null::bigint as rank, null::bigint as "row", '' as operation, '' as process_group, 0 as group_size,
@@ -209,7 +210,7 @@ class Programs:
         self.has_steps = all(len(one.numbers) > 1 for one in self._of)
         self.has_calls = all(one.has_calls for one in self._of)
         self.common = common_steps(self.numbers)
-        first = np.concatenate([self._records(at, slice(0, 1)) for at in range(len(self._of))])
+        first = np.concatenate([self._records(one, slice(0, 1)) for one in self._of])
         placed = [aligned.placements.get(clocks[rank]) for rank in self.ranks]
         self.ahead_ns = np.array(
             [
@@ -218,7 +219,7 @@ class Programs:
             ],
             np.int64,
         )
-        last = [self._records(at, slice(one.rows - 1, one.rows)) for at, one in enumerate(self._of)]
+        last = [self._records(one, slice(one.rows - 1, one.rows)) for one in self._of]
         self.spans_ns: tuple[Int64s, Int64s] = first["from_ns"], np.concatenate(last)["called_ns"]
         """When the programs begin, and their last call ends."""
         begins_ns = first["from_ns"] + self.ahead_ns
@@ -312,13 +313,13 @@ class Programs:
         if self._whole is not None:
             return self._whole.programs
         share = min(_LEARNED_ROWS / sum(one.rows for one in self._of), 1)
-        found = []
-        for at, one in enumerate(self._of):
+        wanted = []
+        for one in self._of:
             steps = np.argsort(np.arange(len(one.numbers)) * _SPREAD % _SPREAD_MOST)
             some = np.sort(steps[: max(1, int(share * len(steps)))]).tolist()
-            rows = [slice(one.first[step], one.first[step + 1]) for step in some]
-            found.append(self._program(at, [slice(0, one.rows)] if share == 1 else rows))
-        return found
+            rows = [slice(int(one.first[step]), int(one.first[step + 1])) for step in some]
+            wanted.append((one, [slice(0, one.rows)] if share == 1 else rows))
+        return self._programs(wanted)[0]
 
     def parts(self) -> Iterator[Part]:
         if self._whole is not None:
@@ -329,27 +330,28 @@ class Programs:
 
     def _part(self, at: int) -> RankPart:
         (begin, first), (end, last) = self._cuts[at : at + 2]
-        programs, over, then = list[RankProgram](), list[int](), list[int]()
-        for number, (one, low, high) in enumerate(zip(self._of, first, last, strict=True)):
-            is_last = at + 2 == len(self._cuts)
+        is_last = at + 2 == len(self._cuts)
+        over, then, wanted = list[int](), list[int](), []
+        for one, low, high in zip(self._of, first, last, strict=True):
             over.append(one.over(low) if at else 0)
             then.append(0 if is_last else one.over(high))
             start = int(one.first[low]) - over[-1] if at else 0
-            stop = one.rows if is_last else int(one.first[high])
-            program = self._program(number, [slice(start, stop)])
-            program.step = np.where(program.step < low, NONE, program.step - low)
-            program.met[: over[-1]] = program.name[: over[-1]] = NONE
+            wanted.append((one, [slice(start, one.rows if is_last else int(one.first[high]))]))
+        programs, columns = self._programs(wanted)
+        for one, program, low, high, count in zip(self._of, programs, first, last, over, strict=True):
+            program.step[:count] = program.met[:count] = program.name[:count] = NONE
+            program.step[program.step != NONE] -= low
             program.numbers = one.numbers[low:high]
             program.begins_ns = None if one.begins_ns is None else one.begins_ns[low : high + 1]
-            programs.append(program)
-        steps, starts = slice(begin, end), np.array(first, np.int64)
         counts = np.array(over, np.int64), np.array(then, np.int64)
-        return RankPart(programs, *counts, starts, steps, *self._collectives(programs))
+        steps = np.array(first, np.int64), slice(begin, end)
+        return RankPart(programs, columns, *counts, *steps, *self._collectives(columns))
 
     def around(self, number: int, step: int) -> RankProgram:
         """The rows of a step of a rank, and of the steps next to it."""
         first = self._of[number].first
-        return self._program(number, [slice(first[max(step - 1, 0)], first[min(step + 2, len(first) - 1)])])
+        rows = slice(int(first[max(step - 1, 0)]), int(first[min(step + 2, len(first) - 1)]))
+        return self._programs([(self._of[number], [rows])])[0][0]
 
     def rows(self, number: int, step: int, program: RankProgram) -> slice:
         """The rows of a step of a rank in a part of its program."""
@@ -360,49 +362,55 @@ class Programs:
         """How many steps a rank has."""
         return len(self._of[number].numbers)
 
-    def _records(self, number: int, rows: slice) -> AnyArray:
-        self._rows.seek((self._of[number].row + int(rows.start)) * _ROW.itemsize)
-        return np.frombuffer(self._rows.read(int(rows.stop - rows.start) * _ROW.itemsize), _ROW)
+    def _records(self, one: _Rank, rows: slice) -> AnyArray:
+        self._rows.seek((one.row + rows.start) * _ROW.itemsize)
+        return np.frombuffer(self._rows.read((rows.stop - rows.start) * _ROW.itemsize), _ROW)
 
-    def _program(self, number: int, rows: Sequence[slice]) -> RankProgram:
-        """Some rows of a rank."""
-        one = self._of[number]
-        table = np.concatenate([self._records(number, some) for some in rows])
-        places = np.concatenate([np.arange(some.start, some.stop) for some in rows])
-        pairs = [np.zeros(0, _AFTER)]
-        for some in np.split(table, np.cumsum([some.stop - some.start for some in rows])[:-1]):
-            self._after.seek(int(some["first"][0]) * _AFTER.itemsize if len(some) else 0)
-            pairs.append(np.frombuffer(self._after.read(int(some["count"].sum()) * _AFTER.itemsize), _AFTER))
-        after = np.concatenate(pairs)
-        later, earlier = (
-            np.repeat(np.arange(len(table)), table["count"]),
-            np.searchsorted(places, after["earlier"]),
-        )
-        is_here = earlier < len(places)
-        is_here[is_here] = places[earlier[is_here]] == after["earlier"][is_here]
-        columns = {
-            name: np.ascontiguousarray(table[name])
-            for name in (*PROGRAM, "loading_ns", "group", "name", "met")
-        }
-        return RankProgram(
-            **columns,
-            after=np.stack([later, earlier], axis=1)[is_here],
-            lag_ns=after["lag_ns"][is_here],
-            work=np.zeros(0, np.int64),
-            numbers=one.numbers,
-            has_steps=len(one.numbers) > 1,
-            begins_ns=one.begins_ns,
-            has_calls=one.has_calls,
-            unknown=one.unknown,
-            place=int(places[0]) if len(places) else 0,
-        )
+    def _awaited(self, table: AnyArray) -> AnyArray:
+        """What rows wait for that follow each other in the file."""
+        self._after.seek(int(table["first"][0]) * _AFTER.itemsize if len(table) else 0)
+        return np.frombuffer(self._after.read(int(table["count"].sum()) * _AFTER.itemsize), _AFTER)
 
-    def _collectives(self, programs: Sequence[RankProgram]) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    def _programs(
+        self, wanted: Sequence[tuple[_Rank, list[slice]]]
+    ) -> tuple[list[RankProgram], dict[str, AnyArray]]:
+        """Some rows of some ranks, and the columns of all of them."""
+        tables = [[self._records(one, some) for some in rows] for one, rows in wanted]
+        every = [table for some in tables for table in some]
+        columns = {name: np.concatenate([table[name] for table in every]) for name in _COLUMNS}
+        found, begin = list[RankProgram](), 0
+        for (one, rows), some in zip(wanted, tables, strict=True):
+            counts = np.concatenate([table["count"] for table in some])
+            after = np.concatenate([self._awaited(table) for table in some])
+            places = np.concatenate([np.arange(some.start, some.stop) for some in rows])
+            later, earlier = (
+                np.repeat(np.arange(len(counts)), counts),
+                np.searchsorted(places, after["earlier"]),
+            )
+            is_here = np.append(places, NONE)[earlier] == after["earlier"]
+            own = slice(begin, begin + len(counts))
+            begin = own.stop
+            found.append(
+                RankProgram(
+                    **{name: column[own] for name, column in columns.items()},
+                    after=np.stack([later, earlier], axis=1)[is_here],
+                    lag_ns=after["lag_ns"][is_here],
+                    work=np.zeros(0, np.int64),
+                    numbers=one.numbers,
+                    has_steps=len(one.numbers) > 1,
+                    begins_ns=one.begins_ns,
+                    has_calls=one.has_calls,
+                    unknown=one.unknown,
+                    place=rows[0].start,
+                )
+            )
+        return found, columns
+
+    def _collectives(self, columns: dict[str, AnyArray]) -> tuple[Int64s, Int64s, Int64s, Int64s]:
         """The number of the collective that each row is, NONE for one that only one rank has; and by that
         number, how long the transfer takes, those that are a send and its receive, and the group.
         """
-        met, group = (np.concatenate([getattr(one, name) for one in programs]) for name in ("met", "group"))
-        lengths_ns = np.concatenate([one.end_ns - one.start_ns for one in programs])
+        met, group, lengths_ns = columns["met"], columns["group"], columns["end_ns"] - columns["start_ns"]
         members = np.flatnonzero(met != NONE)
         number, first = number_rows(met[members])
         ranks, groups = np.bincount(number, minlength=len(first)), group[members[first]]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from tracepipe.analyses.changes import Kind, Matches, Most, Named
 from tracepipe.analyses.idle_places import is_operator
@@ -79,10 +81,13 @@ class _Member:
     """
 
     def __init__(
-        self, program: RankProgram, names: Sequence[str], open_ns: Mapping[tuple[str, str], list[Int64s]]
+        self,
+        program: RankProgram,
+        are_kernels: Callable[[Matches], Bools],
+        open_ns: Mapping[tuple[str, str], list[Int64s]],
     ) -> None:
         self.program: Program = program
-        self._name, self._names, self._open_ns = program.name, names, open_ns
+        self._name, self._are_kernels, self._open_ns = program.name, are_kernels, open_ns
 
     def ranges(self, matches: Matches) -> Stretches:
         return self._open("ranges", matches)
@@ -91,10 +96,7 @@ class _Member:
         return self._open("calls", matches)
 
     def kernels(self, matches: Matches) -> Bools:
-        # The last flag is for rows without a name.
-        flags = np.array([*map(matches, self._names), False])
-        found: Bools = flags[self._name]
-        return found
+        return self._are_kernels(matches)[self._name]
 
     def _open(self, kind: Kind, matches: Matches) -> Stretches:
         own = [ns for (one, name), ns in self._open_ns.items() if one == kind and matches(name)]
@@ -107,8 +109,8 @@ class _Members:
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._programs = job.costs.programs
-        self._window: Window | None = None
-        self._found = list[_Member]()
+        self._found: WeakKeyDictionary[Window, list[_Member]] = WeakKeyDictionary()
+        self._is_open = False
         self._connection = connect(":memory:", folder, memory_mb=_MEMORY_MB)
         for layer in ("annotations", "calls", "program"):
             has_layer = layer in job.dataset.layers()
@@ -142,17 +144,23 @@ class _Members:
 
     def of(self, window: Window) -> Sequence[_Member]:
         """The ranks in a window."""
-        if window is not self._window:
-            if self._window is None:
+        if window not in self._found:
+            if not self._is_open:
                 kinds, names = (
                     np.array(column, object) for column in zip(*sorted(self._wanted), strict=True)
                 )
                 self._connection.register("wanted", {"kind": kinds, "name": names})
                 self._connection.execute(_OPEN)
-            self._window, self._found = window, [*self._members(window)]
-        return self._found
+                self._is_open = True
+            self._found[window] = [*self._members(window)]
+        return self._found[window]
 
     def _members(self, window: Window) -> Iterator[_Member]:
+        @cache
+        def are_kernels(matches: Matches) -> Bools:
+            # The last flag is for rows without a name.
+            return np.array([*map(matches, self._programs.names), False])
+
         ends_ns = [
             (int(one.from_ns[0]), int(one.call_ns[-1]) + 1) if len(one) else (0, 0) for one in window.programs
         ]
@@ -165,7 +173,7 @@ class _Members:
             open_ns = {}
             for key in {*zip(found["kind"][own], found["name"][own], strict=True)}:
                 open_ns[key] = times_ns[own][(found["kind"][own] == key[0]) & (found["name"][own] == key[1])]
-            yield _Member(one, self._programs.names, open_ns)
+            yield _Member(one, are_kernels, open_ns)
 
 
 def _like_peers(job: Job, rank: int) -> Named:

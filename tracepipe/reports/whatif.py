@@ -105,8 +105,8 @@ def answer(
             missing.difference_update([at for at, some in enumerate(found) if some])
             return reduce(together, found), None
 
-        def follow(window: Window, timeline: Timeline, concerned: Bools) -> None:
-            spent.update(_on_paths(window, timeline, concerned, len(replay.common[0]), ranks))
+        def follow(window: Window, timeline: Timeline) -> None:
+            spent.update(_on_paths(window, timeline, len(replay.common[0]), ranks))
 
         names = [", ".join(one.name for one in changes)]
         outcomes = replay.outcomes([ask], follow)
@@ -175,14 +175,12 @@ def _row(replay: Replay, name: str, found: Outcome) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _on_paths(
-    window: Window, timeline: Timeline, concerned: Bools, count: int, ranks: Sequence[int]
-) -> Counter[str]:
+def _on_paths(window: Window, timeline: Timeline, count: int, ranks: Sequence[int]) -> Counter[str]:
     """What is on the critical path then, of some of the steps of a window that a change concerns. There are
     `count` steps in all windows.
     """
-    steps, spent = np.flatnonzero(concerned), Counter[str]()
-    most = -(-_PATHS_MOST * len(concerned) // count)
+    steps, spent = np.flatnonzero(timeline.concerned), Counter[str]()
+    most = -(-_PATHS_MOST * len(timeline.concerned) // count)
     some = steps[:: -(-len(steps) // most) or 1].tolist()
     for piece in chain.from_iterable(window.paths(timeline, some)):
         what = piece.what
