@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import pytest
 from tests.cli.test_cli_ranks import asked
 from tests.support.here import build_here
 from tests.support.simulated_training import SLOW, Extra, Fault, Training
-from tracepipe.analyses.replay import Change, Replay
+from tracepipe.analyses.replay import Change, Changes, Replay, Timeline, Window
 from tracepipe.dataset.clocks_table import read_alignment
 from tracepipe.dataset.places import Dataset
 from tracepipe.errors import InputError, TracepipeError
+from tracepipe.event.columns import Floats
 from tracepipe.event.intervals import Stretches
+from tracepipe.ranks.costs import Costs
 from tracepipe.ranks.programs import Programs
+from tracepipe.ranks.queries import COMPARED
 from tracepipe.store.tables import connect
 
 pytestmark = pytest.mark.slow
@@ -81,6 +85,72 @@ def test_a_fault_costs_what_the_job_without_it_is_faster(
     assert [(one["ranks"], one["slow"]) for one in found] == [(str(SLOW), fault)]
     truth_ns = float(np.median(made.steps_ns()) - np.median(replace(job, fault="").run().steps_ns()))
     assert found[0]["costs_ns"] == pytest.approx(truth_ns, rel=0.1, abs=200_000)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Training(2, 8, fault="host"), Training(3, 6, host_bound=True, fault="GPU", jitter=0.1),
+        Training(4, 7, fault="data loading", in_pairs=True), Training(2, 9, slower=1.8, synchronizes=False),
+        Training(2, 6, host_bound=True, extra="stream", synchronizes=False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("window_rows", [1, 200])
+def test_windows_of_few_steps_tell_what_one_of_all_steps_tells(
+    tmp_path: Path, job: Training, window_rows: int
+) -> None:
+    dataset = Dataset.opened(built(tmp_path, job.run().write(tmp_path / "runs")))
+    whole, parts = (Told(dataset, rows) for rows in (1 << 40, window_rows))
+    assert (whole.windows, parts.windows > 1) == (1, True)
+    np.testing.assert_array_equal(parts.recorded_ns, whole.recorded_ns)
+    np.testing.assert_array_equal(parts.concerned, whole.concerned)
+    step_ns = float(np.median(whole.recorded_ns))
+    np.testing.assert_allclose(parts.unchanged_ns, whole.unchanged_ns, atol=0.005 * step_ns)
+    np.testing.assert_allclose(parts.saved_ns, whole.saved_ns, atol=0.005 * step_ns)
+    np.testing.assert_allclose(parts.led_ns, whole.led_ns, atol=0.02 * step_ns)
+    for name in COMPARED:
+        np.testing.assert_allclose(parts.times[name], whole.times[name], rtol=0.005, atol=1_000)
+
+
+class Told:
+    """What a replay in windows tells, with and without changes."""
+
+    def __init__(self, dataset: Dataset, window_rows: int) -> None:
+        clocks = {one.rank: one.clock for one in dataset.rank_rows()}
+        programs = Programs(dataset, read_alignment(dataset), clocks, window_rows)
+        self.led_ns = list[int]()
+        costs = Costs(programs, self.follow)
+        peers = [rank for rank in programs.ranks if rank != SLOW]
+
+        def as_peers(name: str, window: Window) -> tuple[Changes, None]:
+            return costs.as_peers(window, SLOW, [name], peers), None
+
+        outcomes = costs.replay.outcomes(
+            [*(partial(as_peers, name) for name in COMPARED), without_launches, with_faster_transfers]
+        )
+        self.windows = sum(1 for _ in costs.replay.windows())
+        self.recorded_ns, self.unchanged_ns = (
+            costs.replay.steps_ns(some) for some in (costs.replay.recorded_ns, costs.replay.unchanged_ns)
+        )
+        self.saved_ns = [costs.replay.saved_ns(one) for one in outcomes]
+        self.concerned = [one.concerned for one in outcomes]
+        ranks = {"rank": np.array(programs.ranks)}
+        units = (name.replace("_ns", unit) for name in COMPARED for unit in ("_ns", "_us", "_us2"))
+        self.times = costs.own_times(ranks | {name: np.zeros(len(programs.ranks)) for name in units})
+
+    def follow(self, window: Window, timeline: Timeline) -> None:
+        for path in window.paths(timeline, range(len(window.common[0]))):
+            self.led_ns.append(sum(piece.ns for piece in path))
+
+
+def without_launches(window: Window) -> tuple[Changes, None]:
+    return {
+        number: Change(Stretches(one.call_ns, one.called_ns)) for number, one in enumerate(window.programs)
+    }, None
+
+
+def with_faster_transfers(window: Window) -> tuple[Changes, Floats]:
+    return {}, np.full(len(window.collectives), 0.5)
 
 
 @pytest.mark.parametrize("seed", range(4))
