@@ -321,5 +321,6 @@ def _launches_of(one: Program, dropped: Bools) -> Stretches:
 
 def _begin_in(one: Program, removed: Stretches) -> Bools:
     """Flags the rows whose calls begin in some stretches. Shape `(rows,)`."""
-    found: Bools = removed.covered_ns(one.call_ns, one.call_ns + 1) > 0
+    last = np.searchsorted(removed.start_ns, one.call_ns, "right") - 1
+    found: Bools = (last >= 0) & (np.append(removed.end_ns, 0)[last] > one.call_ns)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -49,17 +50,18 @@ _KERNELS: Final = f"""
 select name, '', {_SUM} from program where kernel_row <> -1 and name is not null group by all
 """
 _NAMES: Final[dict[Kind, str]] = {"ranges": _RANGES, "calls": _CALLS, "kernels": _KERNELS}
+# `wanted` are names of ranges and calls, by their numbers.
 _OPEN: Final = f"""
 create temp table open as
-select rank, 'ranges' as kind, name, start_ns, end_ns from annotations
-where end_ns > start_ns and name in (select name from wanted where kind = 'ranges')
+select rank, number, start_ns, end_ns from annotations join wanted using (name)
+where wanted.of = 'ranges' and end_ns > start_ns
 union all
-select rank, 'calls', name, start_ns, end_ns from calls
-where {_OUTERMOST} and name in (select name from wanted where kind = 'calls')
+select rank, number, start_ns, end_ns from calls join wanted using (name)
+where wanted.of = 'calls' and {_OUTERMOST}
 """
 _OPEN_IN_WINDOW: Final = """
-select place, kind, name, start_ns, end_ns from open join spans using (rank)
-where end_ns > from_ns and start_ns < until_ns order by place
+select place, number, start_ns, end_ns from open join spans using (rank)
+where end_ns > from_ns and start_ns < until_ns order by place, number, start_ns
 """
 
 
@@ -84,7 +86,7 @@ class _Member:
         self,
         program: RankProgram,
         are_kernels: Callable[[Matches], Bools],
-        open_ns: Mapping[tuple[str, str], list[Int64s]],
+        open_ns: Mapping[tuple[Kind, str], Int64s],
     ) -> None:
         self.program: Program = program
         self._name, self._are_kernels, self._open_ns = program.name, are_kernels, open_ns
@@ -118,7 +120,7 @@ class _Members:
             self._connection.execute(f"create temp view {layer} as {rows}")
         self._spans(*self._programs.spans_ns)
         self._names = {kind: self._connection.execute(sql).fetchall() for kind, sql in _NAMES.items()}
-        self._wanted = {(kind, "") for kind in _NAMES}
+        self._wanted: dict[tuple[Kind, str], None] = dict.fromkeys((kind, "") for kind in _NAMES)
 
     def _spans(self, from_ns: Int64s, until_ns: Int64s) -> None:
         ranks = np.array(self._programs.ranks)
@@ -128,7 +130,7 @@ class _Members:
         )
 
     def has(self, kind: Kind, matches: Matches) -> bool:
-        found = {(kind, name) for name, *_ in self._names[kind] if matches(name)}
+        found = dict.fromkeys((kind, name) for name, *_ in self._names[kind] if matches(name))
         self._wanted |= found
         return bool(found)
 
@@ -146,10 +148,9 @@ class _Members:
         """The ranks in a window."""
         if window not in self._found:
             if not self._is_open:
-                kinds, names = (
-                    np.array(column, object) for column in zip(*sorted(self._wanted), strict=True)
-                )
-                self._connection.register("wanted", {"kind": kinds, "name": names})
+                kinds, names = (np.array(column, object) for column in zip(*self._wanted, strict=True))
+                wanted = {"of": kinds, "name": names, "number": np.arange(len(names))}
+                self._connection.register("wanted", wanted)
                 self._connection.execute(_OPEN)
                 self._is_open = True
             self._found[window] = [*self._members(window)]
@@ -166,14 +167,16 @@ class _Members:
         ]
         self._spans(*np.array(ends_ns, np.int64).T)
         found = self._connection.execute(_OPEN_IN_WINDOW).fetchnumpy()
-        times_ns = np.stack([found["start_ns"], found["end_ns"]], axis=1)
+        times_ns, count = np.stack([found["start_ns"], found["end_ns"]], axis=1), len(self._wanted)
+        bounds = np.searchsorted(
+            found["place"] * count + found["number"], np.arange(len(window.programs) * count + 1)
+        )
         for number, one in enumerate(window.programs):
             assert isinstance(one, RankProgram)
-            own = slice(*np.searchsorted(found["place"], [number, number + 1]))
-            open_ns = {}
-            for key in {*zip(found["kind"][own], found["name"][own], strict=True)}:
-                open_ns[key] = times_ns[own][(found["kind"][own] == key[0]) & (found["name"][own] == key[1])]
-            yield _Member(one, are_kernels, open_ns)
+            own = pairwise(bounds[number * count : (number + 1) * count + 1].tolist())
+            yield _Member(
+                one, are_kernels, {key: times_ns[a:b] for key, (a, b) in zip(self._wanted, own, strict=True)}
+            )
 
 
 def _like_peers(job: Job, rank: int) -> Named:
