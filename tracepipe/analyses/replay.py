@@ -18,8 +18,9 @@ window, in which the last rows of the window before have the times that they had
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol
 
@@ -43,6 +44,8 @@ _SHARE_MOST: Final = 0.05
 # The most of the compute time that may overlap communication and was never seen alone.
 _UNMEASURED_MOST: Final = 0.25
 STEPS_LEAST: Final = 3
+# So many changes of a window are replayed at once, as each takes memory.
+_AT_ONCE: Final = 2
 # A host whose steps are shorter than this share of those of its GPU runs far ahead.
 _AHEAD: Final = 0.9
 # How much earlier a rank must leave than another comes, to have left without it.
@@ -365,10 +368,16 @@ class Replay:
         """
         found = [self._outcome() for _ in asked]
         over: list[Over | None] = [None] * len(asked)
-        for window in self.windows() if asked else ():
-            for at, (ask, outcome) in enumerate(zip(asked, found, strict=True)):
-                over[at] = self._put(window, outcome, ask(window), over[at], follow)
-            del window
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for window in self.windows() if asked else ():
+                _ = window.graph  # before several want it
+                for first in range(0, len(asked), _AT_ONCE):
+                    some = slice(first, first + _AT_ONCE)
+                    put = partial(self._put, window, follow=follow)
+                    changes = [ask(window) for ask in asked[some]]
+                    over[some] = pool.map(put, found[some], changes, over[some])
+                    del put, changes
+                del window
         return found
 
     def saved_ns(self, found: Outcome) -> Int64s:
@@ -586,7 +595,7 @@ class Window:
         return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
 
     @cached_property
-    def _graph(self) -> _Graph:
+    def graph(self) -> _Graph:
         rows, members, number = len(self.number), self._members, self._of_member
         own = np.arange(rows, dtype=np.int32)
         is_wait, is_new = self.what == WAIT, ~self.is_over
@@ -671,7 +680,7 @@ class Window:
         transfer of each of `collectives`, and `over` when the rows were called and ended that are over.
         Raises TracepipeError where some work waits for itself.
         """
-        graph, rows = self._graph, len(self.number)
+        graph, rows = self.graph, len(self.number)
         weight, lag, alone_ns = graph.weight_ns.copy(), graph.lag_ns, self.alone_ns.copy()
         dropped, target, waits = np.zeros(rows, np.bool_), graph.target, graph.waits
         is_other = np.zeros(rows, np.bool_)
@@ -744,7 +753,7 @@ class Window:
         """The edges from overlapped work to other work of its step, and the nodes to which they lead then.
         Shapes `(n,)`.
         """
-        graph, rows = self._graph, len(self.number)
+        graph, rows = self.graph, len(self.number)
         late = np.full(rows, NONE)
         for number, change in changes.items():
             one, base = self.programs[number], int(self.bounds[number])
@@ -864,7 +873,7 @@ class Window:
     ) -> list[Piece]:
         """What ends at a node, back to when the step begins on each program."""
         edges, first = by_target
-        graph = self._graph
+        graph = self.graph
         rows, members, pieces = 2 * len(self.number), len(self._members), list[Piece]()
 
         def put(what: str, row: int, from_ns: int) -> bool:
@@ -900,7 +909,7 @@ class Window:
     def _by_target(self, target: Int32s) -> tuple[Int32s, Int32s]:
         """The edges by the node that they lead to, and the first of each node, and past the last."""
         order = np.argsort(target, kind="stable").astype(np.int32)
-        counts = np.bincount(target, minlength=len(self._graph.waits))
+        counts = np.bincount(target, minlength=len(self.graph.waits))
         return order, np.append(0, np.cumsum(counts)).astype(np.int32)
 
 

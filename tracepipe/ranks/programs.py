@@ -29,7 +29,7 @@ _MEMORY_MB: Final = 200
 _BUILD: Final = "Build the dataset again."
 # So many rows are in memory at once, more where all ranks have more in one step, and what is typical is
 # learned of so many.
-WINDOW_ROWS: Final = 500_000
+WINDOW_ROWS: Final = 400_000
 _LEARNED_ROWS: Final = 1_000_000
 _READ_ROWS: Final = 500_000
 # Of the step before a window, so many rows of each rank are in it too: others hardly wait for earlier ones.
