@@ -114,6 +114,13 @@ def median_step_ns(tables: dict[str, Any]) -> float:
     return float(np.median([step["mean_ns"] for step in tables["steps"]]))
 
 
+def test_rows_of_which_each_second_waits_for_nothing_are_a_program(tmp_path: Path) -> None:
+    """DuckDB takes the type of a column from every second of 2,040 rows."""
+    SimulatedJob(1, 2, steps=60).write(tmp_path / "runs")
+    build_here(str(tmp_path / "runs"), str(tmp_path / "ds"))
+    assert {one["rank"] for one in asked(tmp_path / "ds")["ranks"]} == {0, 1}
+
+
 def test_nothing_is_found_where_nothing_is_slow(tmp_path: Path) -> None:
     assert asked(made(tmp_path, {}))["slow"] == []
 
