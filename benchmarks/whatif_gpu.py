@@ -348,7 +348,7 @@ def judge(path: str) -> None:
             replay = job.costs.replay
             steps = read_rows(dataset.part("steps", *dataset.ranks()[0]), "step, name")
             names = {one["step"]: one["name"] for one in steps}
-            numbers = replay.programs[0].numbers[replay.common[0]].tolist()
+            numbers = replay.source.numbers[0][replay.common[0]].tolist()
             extras = np.array([names[number].removeprefix("step ") for number in numbers])
             recorded_ns = replay.steps_ns(replay.recorded_ns)
             truth_ns = float(np.median(recorded_ns[extras == "none"]))
