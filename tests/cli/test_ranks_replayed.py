@@ -50,7 +50,7 @@ def test_steps_without_a_part_are_as_long_as_those_that_never_had_it(
     made = job.run()
     dataset = Dataset.opened(built(tmp_path, made.write(tmp_path / "runs")))
     clocks = {one.rank: one.clock for one in dataset.rank_rows()}
-    replay = Replay(Programs(dataset, read_alignment(dataset), clocks))
+    replay = Replay(Programs(dataset, read_alignment(dataset), clocks).source)
     replay.refuse_what_is_not_known()
     (window,) = replay.windows()
     changes = {}
@@ -106,7 +106,11 @@ def test_windows_of_few_steps_tell_what_one_of_all_steps_tells(
     np.testing.assert_array_equal(parts.concerned, whole.concerned)
     step_ns = float(np.median(whole.recorded_ns))
     np.testing.assert_allclose(parts.unchanged_ns, whole.unchanged_ns, atol=0.005 * step_ns)
-    np.testing.assert_allclose(parts.saved_ns, whole.saved_ns, atol=0.005 * step_ns)
+    # A rank does as its peers do in other steps: those of its window.
+    count = len(COMPARED)
+    medians = (np.median(one.saved_ns[:count], axis=1) for one in (parts, whole))
+    np.testing.assert_allclose(*medians, atol=0.025 * step_ns)
+    np.testing.assert_allclose(parts.saved_ns[count:], whole.saved_ns[count:], atol=0.005 * step_ns)
     np.testing.assert_allclose(parts.led_ns, whole.led_ns, atol=0.02 * step_ns)
     for name in COMPARED:
         np.testing.assert_allclose(parts.times[name], whole.times[name], rtol=0.005, atol=1_000)
@@ -123,7 +127,7 @@ class Told:
         peers = [rank for rank in programs.ranks if rank != SLOW]
 
         def as_peers(name: str, window: Window) -> tuple[Changes, None]:
-            return costs.as_peers(window, SLOW, [name], peers), None
+            return {costs.place[SLOW]: costs.as_peers(window, SLOW, [name], peers)}, None
 
         outcomes = costs.replay.outcomes(
             [*(partial(as_peers, name) for name in COMPARED), without_launches, with_faster_transfers]

@@ -36,7 +36,8 @@ _FACTOR: Final = 2.0
 class Subject(Protocol):
     """The program of a window, and the names of what it does."""
 
-    program: Program
+    @property
+    def program(self) -> Program: ...
 
     def ranges(self, matches: Matches) -> Stretches:
         """When ranges with such names are open."""
@@ -106,11 +107,18 @@ class Most(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A change with a name: what it changes in a window, and the error where that is nothing in any."""
+    """A change with a name: what it changes in a window, given all subjects, the number of one, and the error
+    where that is nothing in any window.
+    """
 
     name: str
-    made: Callable[[Window, Sequence[Subject]], Changes]
+    change: Callable[[Window, int, Subject], Change | None]
     missing: TracepipeError | None = None
+
+    def made(self, window: Window, subjects: Sequence[Subject]) -> Changes:
+        """What it changes in a window."""
+        found = ((number, self.change(window, number, one)) for number, one in enumerate(subjects))
+        return {number: change for number, change in found if change is not None}
 
 
 def asked(
@@ -152,42 +160,30 @@ def without_named(has: Has, pattern: str) -> Named:
             f"No range, call or kernel is called {pattern}.", "whatif without options lists some."
         )
 
-    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
+    def change(_: Window, number: int, subject: Subject) -> Change | None:
         if kind:
-            return without_stretches(subjects, [getattr(one, kind)(matches) for one in subjects])
-        changes = {}
-        for number, subject in enumerate(subjects):
-            dropped = subject.kernels(is_kernel)
-            if dropped.any():
-                changes[number] = Change(_launches_of(subject.program, dropped), dropped=dropped)
-        return changes
+            return without_stretches(subject.program, getattr(subject, kind)(matches))
+        dropped = subject.kernels(is_kernel)
+        return Change(_launches_of(subject.program, dropped), dropped=dropped) if dropped.any() else None
 
-    return Named(f"without {pattern}", made)
+    return Named(f"without {pattern}", change)
 
 
-def without_stretches(subjects: Sequence[Subject], stretches: Sequence[Stretches]) -> Changes:
+def without_stretches(one: Program, removed: Stretches) -> Change | None:
     """The change that leaves out time of the host, with what is launched in it."""
-    return {
-        number: Change(removed, dropped=_begin_in(subject.program, removed))
-        for number, (subject, removed) in enumerate(zip(subjects, stretches, strict=True))
-        if removed.total_ns
-    }
+    return Change(removed, dropped=_begin_in(one, removed)) if removed.total_ns else None
 
 
 def faster_kernels(pattern: str, times: float) -> Named:
     """The change that makes kernels some times as fast."""
     is_kernel = _of_kernel(pattern)
 
-    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
-        changes = {}
-        for number, subject in enumerate(subjects):
-            kernels = subject.kernels(is_kernel)
-            if kernels.any():
-                changes[number] = Change(left=np.where(kernels, 1 / times, 1.0))
-        return changes
+    def change(_: Window, number: int, subject: Subject) -> Change | None:
+        kernels = subject.kernels(is_kernel)
+        return Change(left=np.where(kernels, 1 / times, 1.0)) if kernels.any() else None
 
     missing = TracepipeError(f"No kernel is called {pattern}.", "summary --all lists the kernels.")
-    return Named(f"{pattern} {times:g} times as fast", made, missing)
+    return Named(f"{pattern} {times:g} times as fast", change, missing)
 
 
 def fused(chain: str) -> Named:
@@ -201,65 +197,53 @@ def fused(chain: str) -> Named:
         names += [text] if repeated is None else [repeated[1]] * int(repeated[2])
     are_kernels = {name: _of_kernel(name) for name in names}
 
-    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
-        changes = {}
-        for number, subject in enumerate(subjects):
-            one, count = subject.program, len(names)
-            flags = {name: subject.kernels(is_kernel) for name, is_kernel in are_kernels.items()}
-            dropped, left = np.zeros(len(one), np.bool_), np.ones(len(one))
-            for stream, own in RowsByNumber(one.stream):
-                places = len(own) - count + 1
-                if stream == NONE or places < 1:
-                    continue
-                found = np.logical_and.reduce(
-                    [flags[name][own[at : at + places]] for at, name in enumerate(names)]
-                )
-                free = 0
-                for at in np.flatnonzero(found).tolist():
-                    if at >= free:
-                        free, some = at + count, own[at : at + count]
-                        lengths_ns = one.end_ns[some] - one.start_ns[some]
-                        left[some[0]] = lengths_ns.sum() / max(int(lengths_ns[0]), 1)
-                        dropped[some[1:]] = True
-            if dropped.any():
-                changes[number] = Change(_launches_of(one, dropped), dropped=dropped, left=left)
-        return changes
+    def change(_: Window, number: int, subject: Subject) -> Change | None:
+        one, count = subject.program, len(names)
+        flags = {name: subject.kernels(is_kernel) for name, is_kernel in are_kernels.items()}
+        dropped, left = np.zeros(len(one), np.bool_), np.ones(len(one))
+        for stream, own in RowsByNumber(one.stream):
+            places = len(own) - count + 1
+            if stream == NONE or places < 1:
+                continue
+            found = np.logical_and.reduce(
+                [flags[name][own[at : at + places]] for at, name in enumerate(names)]
+            )
+            free = 0
+            for at in np.flatnonzero(found).tolist():
+                if at >= free:
+                    free, some = at + count, own[at : at + count]
+                    lengths_ns = one.end_ns[some] - one.start_ns[some]
+                    left[some[0]] = lengths_ns.sum() / max(int(lengths_ns[0]), 1)
+                    dropped[some[1:]] = True
+        return Change(_launches_of(one, dropped), dropped=dropped, left=left) if dropped.any() else None
 
     missing = TracepipeError(f"No kernels follow each other as {chain}.", "gaps lists chains of kernels.")
-    return Named(f"{chain} fused", made, missing)
+    return Named(f"{chain} fused", change, missing)
 
 
 def overlapped(pattern: str) -> Named:
     """The change by which no other work waits for some communication, but the end of the step."""
     is_kernel = _of_kernel(pattern)
 
-    def made(_: Window, subjects: Sequence[Subject]) -> Changes:
-        changes = {}
-        for number, subject in enumerate(subjects):
-            flags = subject.kernels(is_kernel) & (subject.program.what == COMMUNICATION)
-            if flags.any():
-                changes[number] = Change(overlapped=flags)
-        return changes
+    def change(_: Window, number: int, subject: Subject) -> Change | None:
+        flags = subject.kernels(is_kernel) & (subject.program.what == COMMUNICATION)
+        return Change(overlapped=flags) if flags.any() else None
 
     missing = TracepipeError(
         f"No kernel that communicates is called {pattern}.", "summary --all lists the kernels."
     )
-    return Named(f"{pattern} overlapped", made, missing)
+    return Named(f"{pattern} overlapped", change, missing)
 
 
-def free_launches(subjects: Sequence[Subject]) -> Changes:
+def free_launches(one: Program) -> Change:
     """The change by which launches take no time of the host, as in a CUDA graph."""
-    changes = {}
-    for number, subject in enumerate(subjects):
-        one = subject.program
-        rows = np.flatnonzero((one.what != WAIT) & (one.called_ns > one.call_ns))
-        # A blocking copy takes as long as it waits.
-        rows = rows[~np.isin(one.call_ns[rows], one.call_ns[one.what == WAIT])]
-        changes[number] = Change(Stretches(one.call_ns[rows], one.called_ns[rows]))
-    return changes
+    rows = np.flatnonzero((one.what != WAIT) & (one.called_ns > one.call_ns))
+    # A blocking copy takes as long as it waits.
+    rows = rows[~np.isin(one.call_ns[rows], one.call_ns[one.what == WAIT])]
+    return Change(Stretches(one.call_ns[rows], one.called_ns[rows]))
 
 
-FREE_LAUNCHES: Final = Named("free launches", lambda _, subjects: free_launches(subjects))
+FREE_LAUNCHES: Final = Named("free launches", lambda window, number, subject: free_launches(subject.program))
 
 
 def candidates(has: Has, most: Most) -> Iterator[Named]:

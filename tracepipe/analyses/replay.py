@@ -17,12 +17,10 @@ window, in which the last rows of the window before have the times that they had
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, reduce
-from itertools import pairwise
-from typing import Final, NamedTuple, Protocol
+from functools import cached_property, lru_cache, reduce
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -44,8 +42,6 @@ _SHARE_MOST: Final = 0.05
 # The most of the compute time that may overlap communication and was never seen alone.
 _UNMEASURED_MOST: Final = 0.25
 STEPS_LEAST: Final = 3
-# So many changes of a window are replayed at once, as each takes memory.
-_AT_ONCE: Final = 2
 # A host whose steps are shorter than this share of those of its GPU runs far ahead.
 _AHEAD: Final = 0.9
 # How much earlier a rank must leave than another comes, to have left without it.
@@ -67,9 +63,6 @@ _REASONS: Final = (
 _ALONE: Final = 0.02
 _SLOWED_MOST: Final = 0.95
 
-_COLUMNS: Final = (
-    "what", "step", "from_ns", "call_ns", "start_ns", "end_ns", "stream", "key", "nth",
-)  # fmt: skip
 _HOST, _CALL, _STREAM, _AFTER, _JOIN, _MEET, _SELF = range(7)
 """The kinds of edges: from call to call; to the work, or the return, of a call; from the work before on a
 stream; from other work; from the start of a rank to its collective, from that to its end, and past it."""
@@ -108,17 +101,6 @@ class Timeline:
     concerned: Bools
     """Flags the steps of a window that all programs have in which something is other. Shape `(steps,)`."""
 
-    def of(self, rows: Ints) -> Over:
-        """When some rows were called, and ended."""
-        return Over(self.call_ns[rows], self.end_ns[rows])
-
-
-class Over(NamedTuple):
-    """When rows that are over were called, and ended."""
-
-    call_ns: Int64s
-    end_ns: Int64s
-
 
 class Piece(NamedTuple):
     """A part of a critical path: `what` took `ns` in the program `number`, at its `row` in the window."""
@@ -138,29 +120,27 @@ return of a call that waits.
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """The rows of all programs in some of their steps, and the columns of all rows. The first rows of each,
-    `over`, are of steps before, and others wait for them. The last ones, `then`, are over in the next part.
-    `first` is the index of the first step of each program, and `common` are the steps that all have, as
-    indices of `Source.common`.
+    """The rows of all programs in some of their steps. The first rows of each, `over`, are of steps before,
+    and others wait for them. The last ones, `then`, are over in the next part. `first` is the index of the
+    first step of each program, and `common` are the steps that all have, as indices of `Source.common`.
 
     `meeting` has for the rows of all programs, one after the other, the number of the collective that each
-    is, or NONE. `transfer_ns` is how long each collective takes when its last rank has come, by its number.
-    `sends` are the numbers of those that are a send and its receive, on one clock: the sender may leave
-    before the receiver has come.
+    is, or NONE. `transfer_ns` is how long that takes when its last rank has come. `sends` flags a send and
+    its receive, on one clock: the sender may leave before the receiver has come. Shapes `(rows,)`.
     """
 
     programs: Sequence[Program]
-    columns: Mapping[str, AnyArray]
     over: Int64s
     then: Int64s
     first: Int64s
     common: slice
     meeting: Int64s
     transfer_ns: Int64s
-    sends: Int64s
+    sends: Bools
 
 
-class Source(Protocol):
+@dataclass(slots=True, eq=False)
+class Source:
     """The programs of some ranks, of which some steps are read at a time."""
 
     numbers: list[Int64s]
@@ -174,42 +154,36 @@ class Source(Protocol):
     """What to add to the times of each program to have them on one clock. Shape `(programs,)`."""
     ready_ns: Int64s
     """How long after the first program each begins. Shape `(programs,)`."""
+    parts: int
+    part: Callable[[int], Part]
+    """One of the parts. Each begins where the one before it ends."""
+    sample: Callable[[], Sequence[Program]]
+    """The programs, or enough of their steps to learn what is typical of them."""
 
-    def sample(self) -> Sequence[Program]:
-        """The programs, or enough of their steps to learn what is typical of them."""
 
-    def parts(self) -> Iterator[Part]:
-        """All rows, in order. Each part begins where the one before it ends."""
-
-
-class Whole:
+def whole(program: Program) -> Source:
     """The source that is one program."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.numbers, self.has_steps = program, [program.numbers], program.has_steps
-        self.common, self.unknown = common_steps(self.numbers), [program.unknown]
-        self.ahead_ns = self.ready_ns = np.zeros(1, np.int64)
-
-    def sample(self) -> Sequence[Program]:
-        return [self.program]
-
-    def parts(self) -> Iterator[Part]:
-        none = np.zeros(1, np.int64)
-        steps = slice(0, len(self.common[0]))
-        columns = {name: getattr(self.program, name) for name in _COLUMNS}
-        meeting = np.full(len(self.program), NONE)
-        yield Part([self.program], columns, none, none, none, steps, meeting, none[:0], none[:0])
+    common, none = common_steps([program.numbers]), np.zeros(1, np.int64)
+    rows = len(program)
+    part = Part(
+        [program], none, none, none, slice(0, len(common[0])), np.full(rows, NONE), np.zeros(rows, np.int64),
+        np.zeros(rows, np.bool_),
+    )  # fmt: skip
+    return Source(
+        [program.numbers], common, program.has_steps, [program.unknown], none, none, 1, lambda _: part,
+        lambda: [program],
+    )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
 class Outcome:
     """What a replay of all windows finds: when the steps of each program begin and the last ends, on the host
     or, where that runs far ahead, on the GPU; the same on all GPUs; and which of the steps that all have are
-    concerned.
+    concerned. Times are those of all programs, one after the other.
     """
 
-    begins_ns: list[Int64s]
-    on_gpu_ns: list[Int64s]
+    begins_ns: Int64s
+    on_gpu_ns: Int64s
     concerned: Bools
 
 
@@ -221,74 +195,83 @@ its `collectives`, None for all of it.
 """
 Follow = Callable[["Window", Timeline], None]
 """Gets each window with its times."""
+Over = tuple[Int64s, Int64s]
+"""When rows were called, and when they ended."""
 
 
 class Replay:
-    """The programs of some ranks, ready to be replayed. `watch` gets each window before it is replayed
-    without a change, and `follow` its times then.
+    """The programs of some ranks, ready to be replayed. `watch` gets each window with its times in a replay
+    without a change, or None where it cannot be replayed.
     """
 
     def __init__(
-        self,
-        source: Source,
-        watch: Callable[[Window], None] | None = None,
-        follow: Follow | None = None,
+        self, source: Source, watch: Callable[[Window, Timeline | None], None] | None = None
     ) -> None:
-        self.source, self.common, self.learned = source, source.common, _Learned(source.sample())
-        self._watch, self._follow = watch, follow
-        self._only: Window | None = None
+        self.source, self.common, self._watch = source, source.common, watch
+        self.learned = _Learned(source.sample())
+        self._steps_at = np.cumsum([0, *(len(one) + 1 for one in source.numbers)])
+        # A job of one window makes it once.
+        self._window = lru_cache(1)(lambda at: Window(source.part(at), self.learned, source))
 
     def windows(self) -> Iterator[Window]:
-        """All windows, in order, one alone made once. Each takes the place of the one before if nothing
-        refers to that any more.
-        """
-        if self._only is not None:
-            yield self._only
-            return
-        for at, part in enumerate(self.source.parts()):
-            window = Window(part, self.learned, self.source)
-            del part
-            yield window
-            self._only = None if at else window
-            del window
+        """All windows, in order."""
+        return map(self._window, range(self.source.parts))
 
     @cached_property
     def _unchanged(self) -> _Unchanged:
-        found = _Unchanged(self._outcome(), self._outcome())
-        begins_ns, over = np.full(len(self.common), _NEVER), None
+        found, over = _Unchanged(self._outcome(), self._outcome()), None
+        until_ns = np.full(len(self.common), _NEVER)
         for window in self.windows():
-            if self._watch is not None:
-                self._watch(window)
-            found.add_shares(window, begins_ns)
-            window.put(window.recorded, found.recorded)
+            found.add_shares(window, until_ns)
+            self._note(window, window.recorded, found.recorded)
+            timeline = None
             if len(self.common[0]) and found.error is None:
                 try:
-                    over = self._put(window, found.replayed, ({}, None), over, self._follow)
+                    timeline = window.run(over=over)
+                    over = self._note(window, timeline, found.replayed)
                 except TracepipeError as e:
                     found.error = e
-            del window
+            if self._watch is not None:
+                self._watch(window, timeline)
         return found
 
-    def _put(
-        self,
-        window: Window,
-        outcome: Outcome,
-        change: tuple[Changes, Floats | None],
-        over: Over | None,
-        follow: Follow | None,
-    ) -> Over:
-        """Replay a window with a change, and return when its last rows are over."""
-        timeline = window.run(*change, over)
-        window.put(timeline, outcome)
+    def outcomes(self, asked: Sequence[Ask], follow: Follow | None = None) -> list[Outcome]:
+        """What is found with each of some changes. All of them are replayed in a window before the next one
+        is read.
+        """
+        found: list[Outcome] = [self._outcome() for _ in asked]
+        over: list[Over | None] = [None for _ in asked]
+        for window in self.windows() if asked else ():
+            for at, ask in enumerate(asked):
+                timeline = window.run(*ask(window), over[at])
+                over[at] = self._note(window, timeline, found[at])
+                if follow is not None:
+                    follow(window, timeline)
+        return found
+
+    def _outcome(self) -> Outcome:
+        begins_ns, on_gpu_ns = np.zeros((2, int(self._steps_at[-1])), np.int64)
+        return Outcome(begins_ns, on_gpu_ns, np.zeros(len(self.common[0]), np.bool_))
+
+    def _note(self, window: Window, timeline: Timeline, outcome: Outcome) -> Over:
+        """Write when the steps of a window begin and the last ends, which the next window knows better.
+        Return when the rows were called, and ended, that are over there.
+        """
+        shift = self._steps_at[:-1] + window.part.first - window.steps_at[:-1]
+        at = np.arange(int(window.steps_at[-1])) + np.repeat(shift, np.diff(window.steps_at))
+        outcome.begins_ns[at], outcome.on_gpu_ns[at] = window.begins_ns(timeline)
         outcome.concerned[window.part.common] = timeline.concerned
-        if follow is not None:
-            follow(window, timeline)
-        return timeline.of(window.then)
+        return timeline.call_ns[window.then], timeline.end_ns[window.then]
+
+    def _lengths(self, begins_ns: Int64s) -> list[Int64s]:
+        """How long each step of each program is. A step without work of the GPU ends at once."""
+        own = np.split(begins_ns, self._steps_at[1:-1])
+        return [np.diff(np.minimum.accumulate(ns[::-1])[::-1]) for ns in own]
 
     @property
     def recorded_ns(self) -> list[Int64s]:
         """How long the steps of each program were. Shapes `(steps,)`."""
-        return [np.diff(begins_ns) for begins_ns in self._unchanged.recorded.begins_ns]
+        return self._lengths(self._unchanged.recorded.begins_ns)
 
     @cached_property
     def unchanged_ns(self) -> list[Int64s]:
@@ -297,7 +280,7 @@ class Replay:
         """
         if self._unchanged.error is not None:
             raise self._unchanged.error
-        return _lengths(self._unchanged.replayed.begins_ns)
+        return self._lengths(self._unchanged.replayed.begins_ns)
 
     @property
     def idle(self) -> float:
@@ -356,38 +339,14 @@ class Replay:
                 "Record all CUDA calls of the process, in steps that end with a synchronization.",
             )
 
-    def _outcome(self) -> Outcome:
-        begins_ns, on_gpu_ns = (
-            [np.zeros(len(own) + 1, np.int64) for own in self.source.numbers] for _ in range(2)
-        )
-        return Outcome(begins_ns, on_gpu_ns, np.zeros(len(self.common[0]), np.bool_))
-
-    def outcomes(self, asked: Sequence[Ask], follow: Follow | None = None) -> list[Outcome]:
-        """What is found with each of some changes. All of them are replayed in a window before the next one
-        is read.
-        """
-        found = [self._outcome() for _ in asked]
-        over: list[Over | None] = [None] * len(asked)
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for window in self.windows() if asked else ():
-                _ = window.graph  # before several want it
-                for first in range(0, len(asked), _AT_ONCE):
-                    some = slice(first, first + _AT_ONCE)
-                    put = partial(self._put, window, follow=follow)
-                    changes = [ask(window) for ask in asked[some]]
-                    over[some] = pool.map(put, found[some], changes, over[some])
-                    del put, changes
-                del window
-        return found
-
     def saved_ns(self, found: Outcome) -> Int64s:
         """By how much each step gets shorter. Shape `(steps,)`. Where a program runs far ahead of its GPU
         then, the steps are those of the GPU.
         """
-        host, gpu = _lengths(found.begins_ns), _lengths(found.on_gpu_ns)
+        host, gpu = self._lengths(found.begins_ns), self._lengths(found.on_gpu_ns)
         both = zip(host, gpu, strict=True)
         ahead = any(len(ns) and np.median(ns) < _AHEAD * np.median(seen_ns) for ns, seen_ns in both)
-        before = _lengths(self._unchanged.replayed.on_gpu_ns) if ahead else self.unchanged_ns
+        before = self._lengths(self._unchanged.replayed.on_gpu_ns) if ahead else self.unchanged_ns
         return self.steps_ns(before) - self.steps_ns(gpu if ahead else host)
 
 
@@ -425,28 +384,12 @@ class _Unchanged:
         self.work_ns += int(window.lengths_ns[is_work].sum())
 
 
-def _lengths(begins_ns: Sequence[Int64s]) -> list[Int64s]:
-    """How long each step is. A step without work of the GPU ends at once."""
-    return [np.diff(np.minimum.accumulate(one[::-1])[::-1]) for one in begins_ns]
-
-
 class _Learned:
     """What is typical of some programs, by their numbers, and of all their work, by its key and place in a
     step.
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
-        typical = [_typical(one) for one in programs]
-        self._call_ns = np.array([one.call_ns for one in typical], np.int64).reshape(-1, 2)
-        self._gap_ns, self._cross_ns = (
-            np.array([getattr(one, name) for one in typical], np.int64) for name in ("gap_ns", "cross_ns")
-        )
-        numbers, key, call_ns, return_ns = _numbered([one.waits for one in typical])
-        self._called, self._returns = (_Table(ns, numbers, key) for ns in (call_ns, return_ns))
-        numbers, key, nth, late_ns = _numbered([one.late for one in typical])
-        self._late = _Table(late_ns, numbers, key, nth)
-        self.hidden = max((one.hidden for one in typical), default=0.0)
-        """The largest share of a program's time for which work waits for something that was not recorded."""
         self.main_stream = np.array([_main_stream(one) for one in programs], np.int64)
         """The stream of each program that works longest."""
         self.speeds: Floats = np.ones(len(programs))
@@ -454,50 +397,103 @@ class _Learned:
         self.unmeasured = 0.0
         """The share of the compute time that overlaps communication and was never seen alone."""
         self._slowed, self._usual = self._interference(programs)
+        self._find_lags(programs)
 
-    def lags(self, numbers: Ints, what: Ints, key: Int64s, nth: Int64s) -> _Lags:
-        """The lags of some rows of some programs."""
-        is_wait = what == WAIT
-        call_ns, return_ns = (
-            self._call_ns[numbers, (what == COPIES).astype(np.int8)],
-            np.zeros(len(what), np.int64),
+    def _find_lags(self, programs: Sequence[Program]) -> None:
+        count, number = len(programs), _numbers(programs)
+        what, step, stream, key, nth = (
+            joined(programs, name) for name in ("what", "step", "stream", "key", "nth")
         )
-        waits = np.flatnonzero(is_wait)
-        call_ns[waits] = self._called.of(numbers[waits], key[waits])
-        return_ns[waits] = self._returns.of(numbers[waits], key[waits])
-        late_ns = self._late.of(numbers, key, nth)
-        return _Lags(call_ns, self._gap_ns[numbers] + late_ns, self._cross_ns[numbers] + late_ns, return_ns)
+        call_ns, start_ns, end_ns = (joined(programs, name) for name in ("call_ns", "start_ns", "end_ns"))
+        of_calls = np.array([one.has_calls for one in programs])
+        has_calls, is_wait = of_calls[number], what == WAIT
+        before_ns, after_ns = np.full((2, len(number)), _NEVER)
+        later, earlier = _on_streams(number, stream)
+        before_ns[later] = end_ns[earlier]
+        later, earlier, lag_ns = _awaited(programs)
+        np.maximum.at(after_ns, later, end_ns[earlier] + np.where(lag_ns == TYPICAL, 0, lag_ns))
+        ready_ns = np.maximum(before_ns, after_ns)
+        # From a call to its work, or to a copy.
+        idle = has_calls & ~is_wait & (ready_ns <= call_ns)
+        kind, since_ns = 2 * number + (what == COPIES), (start_ns - call_ns)[idle]
+        any_ns = np.repeat(_medians(number[idle], since_ns, count, 0), 2)
+        self._call_ns = _medians(kind[idle], since_ns, 2 * count, any_ns).astype(np.int64)
+        called_ns = call_ns + self._call_ns[kind]
+        # From work to the next of its stream, and of another one.
+        waited_ns = start_ns - ready_ns
+        queued = has_calls & ~is_wait & (ready_ns > called_ns) & (waited_ns < _GAP_MOST_NS)
+        waited_ns = np.maximum(waited_ns, 0)
+        next_one, crossing = queued & (before_ns >= after_ns), queued & (after_ns > before_ns)
+        gap_ns = _medians(number[next_one], waited_ns[next_one], count, 0)
+        cross_ns = _medians(number[crossing], waited_ns[crossing], count, gap_ns).astype(np.int64)
+        self._cross_ns, self._gap_ns = cross_ns, np.where(of_calls, gap_ns, _NEVER).astype(np.int64)
+        # How much later work of some keys and places begins. What does so in most steps, as it needs room on
+        # the GPU, does so in a replay.
+        expected_ns = np.maximum(before_ns + self._gap_ns[number], after_ns + cross_ns[number])
+        is_known = has_calls & ~is_wait & ~idle & (step != NONE)
+        late_ns = np.where(is_known, start_ns - np.maximum(called_ns, expected_ns), 0)
+        of, firsts = number_rows(number, key, nth)
+        usual_ns = _medians(of, late_ns, len(firsts), 0).astype(np.int64)
+        late = usual_ns > _GAP_MOST_NS
+        self._late = _Table(usual_ns[late], *(column[firsts[late]] for column in (number, key, nth)))
+        until_ns, from_ns = np.zeros((2, count), np.int64)
+        np.maximum.at(until_ns, number, joined(programs, "called_ns"))
+        np.minimum.at(from_ns, number, call_ns)
+        hidden_ns = np.bincount(number, np.where(late_ns > _GAP_MOST_NS, late_ns, 0), count)
+        self.hidden = float((hidden_ns / np.maximum(until_ns - from_ns, 1)).max(initial=0))
+        """The largest share of a program's time for which work waits for something that was not recorded."""
+        # For each key of calls that wait, from the call to its return, and from the end of what it waits for.
+        waits = np.flatnonzero(has_calls & is_wait)
+        of, firsts = number_rows(number[waits], key[waits])
+        is_bound, rows = (after_ns > call_ns)[waits], waits[firsts]
+        bound, alone = waits[is_bound], waits[~is_bound]
+        return_ns = _medians(of[is_bound], np.maximum(end_ns - after_ns, 0)[bound], len(rows), 0)
+        alone_ns = _medians(of[~is_bound], (end_ns - call_ns)[alone], len(rows), return_ns)
+        self._called, self._returns = (
+            _Table(ns.astype(np.int64), number[rows], key[rows]) for ns in (alone_ns, return_ns)
+        )
+
+    def lags(self, number: Ints, what: Ints, key: Int64s, nth: Int64s) -> tuple[Int64s, ...]:
+        """How long after what each row depends on it begins, or returns: after its call, the work before on
+        its stream, other work, and what it waits for. Shapes `(rows,)`.
+        """
+        call_ns, return_ns = self._call_ns[2 * number + (what == COPIES)], np.zeros(len(what), np.int64)
+        waits = np.flatnonzero(what == WAIT)
+        call_ns[waits] = self._called.of(number[waits], key[waits])
+        return_ns[waits] = self._returns.of(number[waits], key[waits])
+        late_ns = self._late.of(number, key, nth)
+        return call_ns, self._gap_ns[number] + late_ns, self._cross_ns[number] + late_ns, return_ns
 
     def alone_ns(self, programs: Sequence[Program]) -> tuple[Floats, Int64s]:
         """By what share each row of work is slower while its GPU communicates, and how long it takes alone.
         Rows are those of all programs, one after the other.
         """
-        lengths_ns = _joined(programs, "end_ns") - _joined(programs, "start_ns")
+        lengths_ns = joined(programs, "end_ns") - joined(programs, "start_ns")
         slowed = np.zeros(len(lengths_ns))
         if self._slowed is None:
             return slowed, lengths_ns
-        rows = np.flatnonzero(_joined(programs, "what") == COMPUTE)
-        key, nth = (_joined(programs, name)[rows] for name in ("key", "nth"))
+        rows = np.flatnonzero(joined(programs, "what") == COMPUTE)
+        key, nth = (joined(programs, name)[rows] for name in ("key", "nth"))
         slowed[rows] = self._slowed.of(key, nth, unknown=self._usual)
         overlap_ns = np.concatenate([_overlap_ns(one) for one in programs])
         return slowed, np.maximum(lengths_ns - (slowed * overlap_ns).astype(np.int64), 0)
 
     def _interference(self, programs: Sequence[Program]) -> tuple[_Table | None, float]:
         """By what share each work is slower while its GPU communicates, and all work in the mean."""
-        lengths_ns = _joined(programs, "end_ns") - _joined(programs, "start_ns")
+        lengths_ns = joined(programs, "end_ns") - joined(programs, "start_ns")
         overlap_ns = np.concatenate([_overlap_ns(one) for one in programs])
-        is_compute = _joined(programs, "what") == COMPUTE
+        is_compute = joined(programs, "what") == COMPUTE
         whole_ns = max(int(lengths_ns[is_compute].sum()), 1)
         if int(overlap_ns.sum()) < _ALONE / 4 * whole_ns:
             return None, 0.0
         rows = np.flatnonzero(is_compute)
         own_ns, over_ns = lengths_ns[rows], overlap_ns[rows]
-        key, nth = (_joined(programs, name)[rows] for name in ("key", "nth"))
+        key, nth = (joined(programs, name)[rows] for name in ("key", "nth"))
         of, firsts = number_rows(key, nth)
         is_alone = over_ns <= _ALONE * own_ns
         alone = np.flatnonzero(is_alone)
         count = len(programs)
-        program = np.repeat(np.arange(count), [len(one) for one in programs])[rows]
+        program = _numbers(programs)[rows]
         alone_ns = _medians(of[alone], own_ns[alone], len(firsts))
         # GPUs differ in speed, and so do their clocks.
         spent_ns = np.bincount(program[alone], own_ns[alone], count)
@@ -519,7 +515,7 @@ class _Table:
     """A value for each row of some columns."""
 
     def __init__(self, values: AnyArray, *columns: AnyArray) -> None:
-        hashes = mixed(*columns)
+        hashes = _mixed(*columns)
         order = np.argsort(hashes)
         self._hashes, self._values = hashes[order], values[order]
 
@@ -527,7 +523,7 @@ class _Table:
         """The values of some rows."""
         if not len(self._hashes):
             return np.full(len(columns[0]), unknown, self._values.dtype)
-        hashes = mixed(*columns)
+        hashes = _mixed(*columns)
         at = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
         return np.where(self._hashes[at] == hashes, self._values[at], unknown).astype(self._values.dtype)
 
@@ -558,9 +554,8 @@ class Window:
 
     def __init__(self, part: Part, learned: _Learned, source: Source) -> None:
         self.part, self.programs, self.meeting, self._learned = part, part.programs, part.meeting, learned
-        lengths = [len(one) for one in part.programs]
-        self.bounds: Int64s = np.cumsum([0, *lengths])
-        self.number: Int32s = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        self.bounds: Int64s = np.cumsum([0, *map(len, part.programs)])
+        self.number = _numbers(part.programs)
         """The program of each row."""
         self.is_over: Bools = np.arange(len(self.number)) < (self.bounds[:-1] + part.over)[self.number]
         self.then = np.flatnonzero(np.arange(len(self.number)) >= (self.bounds[1:] - part.then)[self.number])
@@ -569,23 +564,27 @@ class Window:
         """The steps of each program that all programs have, as indices of its steps in the window."""
         # The host begins with the first row.
         self._ready_ns, self._ahead_ns = np.where(part.over == 0, source.ready_ns, 0), source.ahead_ns
-        self.what: Bytes = part.columns["what"].astype(np.uint8)
-        starts_ns, ends_ns, calls_ns = (part.columns[name] for name in ("start_ns", "end_ns", "call_ns"))
-        none = np.zeros(0, np.int64)
+        self.what: Bytes = joined(part.programs, "what").astype(np.uint8)
+        starts_ns, ends_ns, calls_ns = (
+            joined(part.programs, name) for name in ("start_ns", "end_ns", "call_ns")
+        )
+        none, concerned = np.zeros(0, np.int64), np.zeros(len(self.common[0]), np.bool_)
         self.recorded = Timeline(
-            starts_ns, ends_ns, calls_ns, none, none, none, none.astype(np.int32), none.astype(np.bool_)
+            starts_ns, ends_ns, calls_ns, none, none, none, none.astype(np.int32), concerned
         )
         self.lengths_ns = ends_ns - starts_ns
+        self.host_ns: Int64s = calls_ns - joined(part.programs, "from_ns")
         self.slowed, self.alone_ns = learned.alone_ns(part.programs)
-        self.step, stream = (part.columns[name] for name in ("step", "stream"))
+        self.step = joined(part.programs, "step")
         self.steps_at: Int64s = np.cumsum([0, *(len(one.numbers) + 1 for one in part.programs)])
-        main = (self.what != WAIT) & (stream == learned.main_stream[self.number]) & (self.step != NONE)
-        self._main = np.flatnonzero(main)
+        """Where the steps of each program begin among those of all, with the end of the last."""
+        is_main = joined(part.programs, "stream") == learned.main_stream[self.number]
+        self._main = np.flatnonzero((self.what != WAIT) & is_main & (self.step != NONE))
         self._main_step = self.steps_at[self.number[self._main]] + self.step[self._main]
         self._members = np.flatnonzero(self.meeting != NONE)
         self._of_member, first = number_rows(self.meeting[self._members])
-        self.collectives: Int64s = self.meeting[self._members[first]]
-        """The numbers of the collectives, sorted."""
+        self.collectives: Int64s = self._members[first]
+        """The first row of each collective."""
         rows = len(self.number)
         self._starts_at = 2 * rows + np.arange(len(self._members))
         self._joins_at = 2 * rows + len(self._members) + np.arange(len(first))
@@ -593,6 +592,12 @@ class Window:
     def rows(self, number: int) -> slice:
         """The rows of a program."""
         return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
+
+    @cached_property
+    def by_step(self) -> RowsByNumber:
+        """The rows by the place of their step among those of all programs, as `steps_at` counts."""
+        inside = np.flatnonzero(self.step != NONE)
+        return RowsByNumber(self.steps_at[self.number[inside]] + self.step[inside], inside)
 
     @cached_property
     def graph(self) -> _Graph:
@@ -605,37 +610,29 @@ class Window:
         nodes = 2 * rows + len(members) + len(self._joins_at)
         weight_ns = np.zeros(nodes, np.int64)
         weight_ns[self._joins_at] = self.part.transfer_ns[self.collectives]
+        weight_ns[: 2 * rows : 2] = self.host_ns
         came_ns = self.recorded.start_ns[members] + self._ahead_ns[self.number[members]]
         last_ns = np.full(len(self._joins_at), _NEVER)
         np.maximum.at(last_ns, number, came_ns)
         leaves = came_ns + self.lengths_ns[members] < last_ns[number] - _EARLY_NS
-        leaves &= np.isin(self.meeting[members], self.part.sends)
-        key, nth, stream = (self.part.columns[name] for name in ("key", "nth", "stream"))
-        lags = self._learned.lags(self.number, self.what, key, nth)
+        leaves &= self.part.sends[members]
+        key, nth, stream = (joined(self.programs, name) for name in ("key", "nth", "stream"))
+        call_ns, stream_ns, cross_ns, return_ns = self._learned.lags(self.number, self.what, key, nth)
         left = np.where(is_wait, 2 * own + 1, 2 * own)
         next_one = np.flatnonzero(is_new[1:] & (self.number[1:] == self.number[:-1])) + 1
-        order = np.lexsort((stream, self.number))
-        follows = np.flatnonzero(
-            (stream[order][1:] == stream[order][:-1])
-            & (self.number[order][1:] == self.number[order][:-1])
-            & (stream[order][1:] != NONE)
-            & is_new[order][1:]
-        )
-        after, before = order[follows + 1], order[follows]
-        of = np.repeat(self.bounds[:-1], [len(one.after) for one in self.programs])
-        later, earlier = np.concatenate([one.after for one in self.programs]).T + of
-        given_ns = np.concatenate([one.lag_ns for one in self.programs])
+        after, before = _on_streams(self.number, stream)
+        after, before = after[is_new[after]], before[is_new[after]]
+        later, earlier, given_ns = _awaited(self.programs)
         later, earlier, given_ns = (some[is_new[later]] for some in (later, earlier, given_ns))
-        lag_ns = np.where(is_wait, lags.return_ns, lags.cross_ns)[later]
-        lag_ns = np.where(given_ns == TYPICAL, lag_ns, given_ns)
+        lag_ns = np.where(given_ns == TYPICAL, np.where(is_wait, return_ns, cross_ns)[later], given_ns)
         new = np.flatnonzero(is_new)
         edges: tuple[tuple[Ints, Ints, Int64s, int], ...] = (
             (self._joins_at[number], self._starts_at, np.zeros(len(members), np.int64), _JOIN),
             (2 * members + 1, self._joins_at[number], np.where(leaves, _NEVER, 0), _MEET),
             (2 * members + 1, self._starts_at, np.where(leaves, self.lengths_ns[members], _NEVER), _SELF),
             (2 * own[next_one], left[next_one - 1], np.zeros(len(next_one), np.int64), _HOST),
-            (begins[new], 2 * own[new], lags.call_ns[new], _CALL),
-            (begins[after], 2 * own[before] + 1, lags.stream_ns[after], _STREAM),
+            (begins[new], 2 * own[new], call_ns[new], _CALL),
+            (begins[after], 2 * own[before] + 1, stream_ns[after], _STREAM),
             (begins[later], 2 * own[earlier] + 1, lag_ns, _AFTER),
         )
         source = np.concatenate([one[1] for one in edges], dtype=np.int32)
@@ -684,8 +681,6 @@ class Window:
         weight, lag, alone_ns = graph.weight_ns.copy(), graph.lag_ns, self.alone_ns.copy()
         dropped, target, waits = np.zeros(rows, np.bool_), graph.target, graph.waits
         is_other = np.zeros(rows, np.bool_)
-        host_ns = self.recorded.call_ns - self.part.columns["from_ns"]
-        weight[: 2 * rows : 2] = host_ns
         for number, change in (changes or {}).items():
             own = self.rows(number)
             weight[2 * own.start : 2 * own.stop : 2], alone_ns[own], dropped[own] = self._changed(
@@ -693,7 +688,7 @@ class Window:
             )
             if change.overlapped is not None:
                 is_other[own] = change.overlapped
-        is_other |= dropped | (weight[: 2 * rows : 2] != host_ns)
+        is_other |= dropped | (weight[: 2 * rows : 2] != self.host_ns)
         is_other |= (alone_ns != self.alone_ns) & (self.what != WAIT)
         has_rows = np.flatnonzero(np.diff(self.bounds))
         weight[2 * self.bounds[has_rows]] += self._ready_ns[has_rows]
@@ -776,97 +771,66 @@ class Window:
         flags: Bools = found[self.steps_at[:-1, None] + np.stack(self.common)].any(axis=0)
         return flags
 
-    def put(self, timeline: Timeline, outcome: Outcome) -> None:
-        """Write when the steps begin and the last ends. The next window knows better when the last ends."""
-        host_ns, gpu_ns = self._host_begins(timeline)[0], self._gpu_begins_ns(timeline)
-        bounds = zip(self.programs, self.part.first.tolist(), pairwise(self.steps_at.tolist()), strict=True)
-        for number, (one, first, (start, end)) in enumerate(bounds):
-            steps, own_ns = slice(first, first + end - start), gpu_ns if one.begins_ns is None else host_ns
-            outcome.begins_ns[number][steps] = own_ns[start:end]
-            outcome.on_gpu_ns[number][steps] = gpu_ns[start:end]
-
     @cached_property
-    def _begins(self) -> tuple[Int64s, Bools, Int64s]:
-        """For the begin of each step of each program, and the end of the last, the first row that is called
-        then or later, or the last row; whether the begin follows its end, or its call; and how long after.
-        Shapes `(steps + 1,)` of all programs, one after the other.
+    def _on_host(self) -> tuple[Bools, Int64s, Bools, Int64s]:
+        """For the begin of each step of each program, and the end of the last: whether that is on the host;
+        the first row that is called then or later, or the last row; whether it follows the end of that row,
+        or its call; and how long after. Shapes `(steps + 1,)` of all programs, one after the other.
         """
-        at, follows_end, since_ns = [], [], []
+        on_host, follows_end = np.zeros((2, int(self.steps_at[-1])), np.bool_)
+        row, since_ns = np.zeros((2, int(self.steps_at[-1])), np.int64)
         for number, one in enumerate(self.programs):
             if not len(one) or one.begins_ns is None:
-                at.append(np.zeros(len(one.numbers) + 1, np.int64))
-                follows_end.append(np.zeros(len(at[-1]), np.bool_))
-                since_ns.append(at[-1])
                 continue
-            row = np.searchsorted(one.call_ns, one.begins_ns)
-            inside, row = row < len(one), np.minimum(row, len(one) - 1)
+            steps = slice(int(self.steps_at[number]), int(self.steps_at[number + 1]))
+            at = np.searchsorted(one.call_ns, one.begins_ns)
+            inside, at = at < len(one), np.minimum(at, len(one) - 1)
             is_wait = one.what[-1] == WAIT
             left_ns = one.end_ns[-1] if is_wait else one.call_ns[-1]
             # The host needs as long as it did from the begin of a step to its first call.
-            before_ns = np.maximum(one.begins_ns, one.from_ns[row]) - one.call_ns[row]
-            after_ns = np.maximum(one.begins_ns - left_ns, 0)
-            at.append(int(self.bounds[number]) + row)
-            follows_end.append(~inside & is_wait)
-            since_ns.append(np.where(inside, before_ns, after_ns))
-        return np.concatenate(at), np.concatenate(follows_end), np.concatenate(since_ns)
+            before_ns = np.maximum(one.begins_ns, one.from_ns[at]) - one.call_ns[at]
+            since_ns[steps] = np.where(inside, before_ns, np.maximum(one.begins_ns - left_ns, 0))
+            on_host[steps], follows_end[steps], row[steps] = True, ~inside & is_wait, self.bounds[number] + at
+        return on_host, row, follows_end, since_ns
 
-    def _host_begins(self, timeline: Timeline) -> tuple[Int64s, Int64s]:
-        """When each step of each program begins on the host and the last ends, and the nodes that end then or
-        later.
+    def begins_ns(self, timeline: Timeline) -> tuple[Int64s, Int64s]:
+        """When each step of each program begins and the last ends: on the host, or on the GPU where the host
+        runs far ahead; and on the GPU, with the first work on the main stream that is launched in it. Without
+        any, that is as late as the end of all work. Shapes as those of `_on_host`.
         """
-        at, follows_end, since_ns = self._begins
-        if not len(self.number):
-            return since_ns, since_ns
-        return np.where(
-            follows_end, timeline.end_ns[at], timeline.call_ns[at]
-        ) + since_ns, 2 * at + follows_end
-
-    def _gpu_begins_ns(self, timeline: Timeline) -> Int64s:
-        """When each step of each program begins with the first work on the main stream that is launched in
-        it, and the last ends.
-        """
-        found = np.zeros(int(self.steps_at[-1]), np.int64)
-        has_rows = np.flatnonzero(np.diff(self.bounds))
-        if len(has_rows):
-            ends_ns = np.zeros(len(self.programs), np.int64)
-            ends_ns[has_rows] = np.maximum.reduceat(timeline.end_ns, self.bounds[has_rows])
-            found[:] = np.repeat(ends_ns, np.diff(self.steps_at))
-        np.minimum.at(found, self._main_step, timeline.start_ns[self._main])
-        for first, last in pairwise(self.steps_at.tolist()):
-            # A step without work ends at once.
-            found[first:last] = np.minimum.accumulate(found[first:last][::-1])[::-1]
-        return found
-
-    def _gpu_nodes(self, timeline: Timeline) -> Int64s:
-        """The nodes that end when the steps of `_gpu_begins_ns` do, or later."""
-        lasts = [
-            int(base) + int(np.argmax(timeline.end_ns[self.rows(number)])) if len(one) else 0
-            for number, (one, base) in enumerate(zip(self.programs, self.bounds, strict=False))
-        ]
-        rows = np.repeat(np.array(lasts, np.int64), np.diff(self.steps_at))
-        order = np.argsort(-timeline.start_ns[self._main], kind="stable")
-        rows[self._main_step[order]] = self._main[order]
-        return 2 * rows + 1
+        on_host, row, follows_end, since_ns = self._on_host
+        ends_ns = np.full(len(self.programs), _NEVER)
+        np.maximum.at(ends_ns, self.number, timeline.end_ns)
+        # What has no rows yet begins in a later window.
+        gpu_ns = np.repeat(np.where(np.diff(self.bounds) > 0, ends_ns, -_NEVER), np.diff(self.steps_at))
+        np.minimum.at(gpu_ns, self._main_step, timeline.start_ns[self._main])
+        if not on_host.any():
+            return gpu_ns, gpu_ns
+        host_ns = np.where(follows_end, timeline.end_ns[row], timeline.call_ns[row]) + since_ns
+        return np.where(on_host, host_ns, gpu_ns), gpu_ns
 
     def paths(self, timeline: Timeline, steps: Iterable[int]) -> Iterator[list[Piece]]:
         """The critical path of each of some steps, indices of `common`: what follows each other without
         waiting, from its begin to its end on the program that ends it last. What is over has no path.
         """
-        edges = self._by_target(timeline.target)
-        by_host = np.repeat(
-            np.array([one.begins_ns is not None and len(one) > 0 for one in self.programs]),
-            np.diff(self.steps_at),
-        )
-        host_ns, host_nodes = self._host_begins(timeline)
-        begins_ns = np.where(by_host, host_ns, self._gpu_begins_ns(timeline))
-        nodes = np.where(by_host, host_nodes, self._gpu_nodes(timeline))
+        edges, begins_ns = self._by_target(timeline.target), self.begins_ns(timeline)[0]
+        on_host, row, follows_end, _ = self._on_host
+        work, has_rows = np.zeros(len(begins_ns), np.int64), np.diff(self.bounds) > 0
+        for number in np.flatnonzero(has_rows).tolist():
+            own, its = self.rows(number), slice(*self.steps_at[number : number + 2].tolist())
+            work[its] = own.start + int(np.argmax(timeline.end_ns[own]))
+            if not on_host[its.start]:
+                # A step without work ends at once.
+                begins_ns[its] = np.minimum.accumulate(begins_ns[its][::-1])[::-1]
+        order = np.argsort(-timeline.start_ns[self._main], kind="stable")
+        work[self._main_step[order]] = self._main[order]
+        nodes = np.where(on_host, 2 * row + follows_end, 2 * work + 1)
         for step in steps:
             at = self.steps_at[:-1] + [int(own[step]) for own in self.common]
+            ends_ns = np.where(has_rows, begins_ns[at + 1], _NEVER)
             # Of those that end last, the first program.
-            last = int(np.argmax(begins_ns[at + 1]))
-            yield self._path(
-                timeline, edges, begins_ns[at], int(begins_ns[at + 1][last]), int(nodes[at + 1][last])
-            )
+            last = int(np.argmax(ends_ns))
+            yield self._path(timeline, edges, begins_ns[at], int(ends_ns[last]), int(nodes[at + 1][last]))
 
     def _path(
         self, timeline: Timeline, by_target: tuple[Int32s, Int32s], low_ns: Int64s, until_ns: int, node: int
@@ -925,7 +889,7 @@ def common_steps(numbers: Sequence[Int64s]) -> list[Int64s]:
     return [one[order] for one in found]
 
 
-def mixed(*columns: AnyArray) -> AnyArray:
+def _mixed(*columns: AnyArray) -> AnyArray:
     """A number of 64 bits for each row, the same for equal rows alone, but for one case in billions."""
     found = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
@@ -934,92 +898,40 @@ def mixed(*columns: AnyArray) -> AnyArray:
     return found
 
 
-def _joined(programs: Sequence[Program], name: str) -> AnyArray:
+def joined(programs: Sequence[Program], name: str) -> AnyArray:
+    """A column of all programs, one after the other."""
     return np.concatenate([getattr(one, name) for one in programs])
 
 
-def _numbered(columns: Sequence[tuple[Int64s, ...]]) -> list[Int64s]:
-    """Columns of each program one after the other, and before them the number of the program."""
-    numbers = np.repeat(np.arange(len(columns)), [len(one[0]) for one in columns])
-    return [numbers, *(np.concatenate(some) for some in zip(*columns, strict=True))]
+def _numbers(programs: Sequence[Program]) -> Int32s:
+    """The number of the program of each row."""
+    return np.repeat(np.arange(len(programs), dtype=np.int32), [len(one) for one in programs])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Lags:
-    """How long after what each row depends on it begins, or returns. Shapes `(rows,)`."""
-
-    call_ns: Int64s
-    stream_ns: Int64s
-    cross_ns: Int64s
-    return_ns: Int64s
-
-
-class _Typical(NamedTuple):
-    """The typical lags of a program: from a call to its work, and to a copy; from work to the next of its
-    stream, and of another one; for each key of calls that wait, from the call to its return, and from the end
-    of what it waits for; and how much later work of some keys and places begins. `hidden` is the share of its
-    time for which work waits for something unknown.
-    """
-
-    call_ns: tuple[int, int]
-    gap_ns: int
-    cross_ns: int
-    waits: tuple[Int64s, Int64s, Int64s]
-    late: tuple[Int64s, Int64s, Int64s]
-    hidden: float
+def _on_streams(number: Ints, stream: Int64s) -> tuple[Int64s, Int64s]:
+    """Rows of work, and those before them on the stream of their program. Shapes `(n,)`."""
+    order = np.lexsort((stream, number))
+    earlier, later = order[:-1], order[1:]
+    is_same = (stream[later] == stream[earlier]) & (number[later] == number[earlier])
+    is_same &= stream[later] != NONE
+    return later[is_same], earlier[is_same]
 
 
-def _typical(one: Program) -> _Typical:
-    is_wait, none = one.what == WAIT, np.zeros(0, np.int64)
-    if not one.has_calls:
-        return _Typical((0, 0), _NEVER, 0, (none, none, none), (none, none, none), 0.0)
-    before = np.full(len(one), NONE, np.int64)
-    for stream, own in RowsByNumber(one.stream):
-        if stream != NONE:
-            before[own[1:]] = own[:-1]
-    before_ns = np.where(before == NONE, _NEVER, one.end_ns[before]) if len(one) else none
-    after_ns = np.full(len(one), _NEVER)
-    later, earlier = one.after.T
-    given_ns = np.where(one.lag_ns == TYPICAL, 0, one.lag_ns)
-    np.maximum.at(after_ns, later, one.end_ns[earlier] + given_ns)
-    ready_ns = np.maximum(before_ns, after_ns)
-    since_ns = one.start_ns - one.call_ns
-    idle = ~is_wait & (ready_ns <= one.call_ns)
-    call_ns, calls_ns = np.zeros(len(one), np.int64), list[int]()
-    for kinds in (~is_wait & (one.what != COPIES), one.what == COPIES):
-        some = idle & kinds
-        calls_ns.append(_median(since_ns[some if some.any() else idle]))
-        call_ns[kinds] = calls_ns[-1]
-    waited_ns = one.start_ns - ready_ns
-    queued = ~is_wait & (ready_ns > one.call_ns + call_ns) & (waited_ns < _GAP_MOST_NS)
-    gap_ns = _median(np.maximum(waited_ns[queued & (before_ns >= after_ns)], 0))
-    crossing = queued & (after_ns > before_ns)
-    cross_ns = _median(np.maximum(waited_ns[crossing], 0)) if crossing.any() else gap_ns
-    expected_ns = np.maximum(one.call_ns + call_ns, np.maximum(before_ns + gap_ns, after_ns + cross_ns))
-    late_ns = np.where(is_wait | idle | (one.step == NONE), 0, one.start_ns - expected_ns)
-    whole_ns = max(int(one.called_ns.max(initial=0)) - int(one.call_ns.min(initial=0)), 1)
-    hidden = int(late_ns[late_ns > _GAP_MOST_NS].sum()) / whole_ns
-    waits = [(0, 0, 0)][:0]
-    for key, own in RowsByNumber(one.key[is_wait], np.flatnonzero(is_wait)):
-        is_bound = after_ns[own] > one.call_ns[own]
-        returns_ns = np.maximum(one.end_ns[own] - after_ns[own], 0)[is_bound]
-        alone_ns = (one.end_ns[own] - one.call_ns[own])[~is_bound]
-        waits.append((key, _median(alone_ns if len(alone_ns) else returns_ns), _median(returns_ns)))
-    # What begins late in most steps, as it needs room on the GPU, does so in a replay.
-    of, firsts = number_rows(one.key, one.nth)
-    usual_ns = np.nan_to_num(_medians(of, late_ns, len(firsts))).astype(np.int64)
-    rows = firsts[usual_ns > _GAP_MOST_NS]
-    late = one.key[rows], one.nth[rows], usual_ns[usual_ns > _GAP_MOST_NS]
-    keys, found_ns, returns = np.array(waits, np.int64).reshape(-1, 3).T
-    return _Typical((calls_ns[0], calls_ns[1]), gap_ns, cross_ns, (keys, found_ns, returns), late, hidden)
+def _awaited(programs: Sequence[Program]) -> tuple[Int64s, Int64s, Int64s]:
+    """Rows that wait for others, these, and how long after them they begin. Shapes `(n,)`."""
+    bounds = np.cumsum([0, *map(len, programs)])
+    later, earlier = joined(programs, "after").T + np.repeat(
+        bounds[:-1], [len(one.after) for one in programs]
+    )
+    return later, earlier, joined(programs, "lag_ns")
 
 
-def _medians(numbers: Ints, values: Ints | Floats, count: int) -> Floats:
-    """The median of the values of each number, NaN without any. Shape `(count,)`."""
+def _medians(numbers: Ints, values: Ints | Floats, count: int, unknown: float | Floats = np.nan) -> Floats:
+    """The median of the values of each number, `unknown` without any. Shape `(count,)`."""
     order = np.lexsort((values, numbers))
     sizes = np.bincount(numbers, minlength=count)
     firsts = np.cumsum(sizes) - sizes
-    found = np.full(count, np.nan)
+    found: Floats = np.broadcast_to(unknown, count).astype(np.float64)
     some = np.flatnonzero(sizes)
     low, high = (values[order[firsts[some] + at]] for at in ((sizes[some] - 1) // 2, sizes[some] // 2))
     found[some] = (low + high) / 2
@@ -1044,10 +956,6 @@ def _overlap_ns(one: Program) -> Int64s:
             one.start_ns[own], one.end_ns[own]
         )
     return found
-
-
-def _median(values: Int64s) -> int:
-    return int(np.median(values)) if len(values) else 0
 
 
 def refused(reason: str, hint: str) -> TracepipeError:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tracepipe.analyses.gpu_work import COMPUTE, COPIES
-from tracepipe.analyses.program import PLACES, Program
-from tracepipe.analyses.replay import Ask, Change, Changes, Follow, Replay, Window
+from tracepipe.analyses.program import PLACES
+from tracepipe.analyses.replay import Ask, Change, Follow, Replay, Timeline, Window, joined
 from tracepipe.event.columns import NONE, Floats, Int64s
 from tracepipe.event.groups import number_rows
 from tracepipe.libraries import np
 from tracepipe.ranks.engine import Columns
-from tracepipe.ranks.programs import Programs, RankPart, RankProgram
+from tracepipe.ranks.programs import Programs
 from tracepipe.ranks.queries import COMPARED
 from tracepipe.ranks.stragglers import Suspect
 
@@ -35,8 +35,9 @@ class Costs:
     windows of the replay without a change.
     """
 
-    def __init__(self, programs: Programs, follow: Follow | None) -> None:
-        self.programs, self.replay = programs, Replay(programs, self._add, follow)
+    def __init__(self, programs: Programs, follow: Follow | None = None) -> None:
+        self.programs, self._follow = programs, follow
+        self.replay = Replay(programs.source, self._watch)
         self.place = {rank: at for at, rank in enumerate(programs.ranks)}
         """The number of the program of each rank."""
         self._sums = {
@@ -44,18 +45,15 @@ class Costs:
             for name in (COMPARED if programs.has_calls else _OF_WORK)
         }
 
-    def _add(self, window: Window) -> None:
+    def _watch(self, window: Window, timeline: Timeline | None) -> None:
         """Add the times of the steps of a window: in ns, in whole µs, and their squares."""
+        if timeline is not None and self._follow is not None:
+            self._follow(window, timeline)
         inside = np.flatnonzero(window.step != NONE)
         at = window.steps_at[window.number[inside]] + window.step[inside]
         for name, sums in self._sums.items():
-            ns = np.concatenate(
-                [
-                    _times_ns(one, window.alone_ns[window.rows(at)], name)
-                    for at, one in enumerate(window.programs)
-                ]
-            )
-            steps_ns = np.bincount(at, ns[inside], int(window.steps_at[-1])).astype(np.int64)
+            times_ns = _times_ns(window, name)[inside]
+            steps_ns = np.bincount(at, times_ns, int(window.steps_at[-1])).astype(np.int64)
             us = steps_ns // 1_000
             for row, values in enumerate((steps_ns, us, us.astype(np.float64) ** 2)):
                 sums[row] += np.add.reduceat(values, window.steps_at[:-1])
@@ -90,71 +88,61 @@ class Costs:
         (rank,) = suspect.straggler.ranks
         if rank not in self.place or not any(one in self.place for one in suspect.peers):
             return None
-        return lambda window: (self.as_peers(window, rank, [suspect.name], suspect.peers), None)
+        at = self.place[rank]
+        return lambda window: ({at: self.as_peers(window, rank, [suspect.name], suspect.peers)}, None)
 
     def _links(self, window: Window, faster: Mapping[tuple[str, str], float]) -> Floats:
         """How much remains of the transfer of each collective."""
         share = np.array([faster.get(group, 1.0) for group in self.programs.groups])
-        assert isinstance(window.part, RankPart)
-        found: Floats = share[window.part.groups[window.collectives]]
+        found: Floats = share[joined(window.programs, "group")[window.collectives]]
         return found
 
-    def as_peers(self, window: Window, rank: int, names: Sequence[str], peers: Sequence[int]) -> Changes:
+    def as_peers(self, window: Window, rank: int, names: Sequence[str], peers: Sequence[int]) -> Change:
         """The change by which some of a rank's times of COMPARED are as those of its peers."""
         at, others = self.place[rank], [self.place[one] for one in peers if one in self.place]
-        one, begin = window.programs[at], int(window.part.first[at])
-        assert isinstance(one, RankProgram)
-        alone_ns = window.alone_ns[window.rows(at)]
-        work_ns, host_ns = alone_ns.copy(), one.call_ns - one.from_ns
-        for step in range(len(one.numbers)):
-            turn = _STRIDE * (begin + step + 1)
-            other = others[turn % len(others)]
-            there = (begin + step + 1 + turn // len(others)) % max(self.programs.steps(other), 1)
-            theirs = self.programs.around(other, there)
-            _, their_alone_ns = self.replay.learned.alone_ns([theirs])
-            mine, its = self.programs.rows(at, begin + step, one), self.programs.rows(other, there, theirs)
-            for name in names:
-                own_ns, changed_ns = (
-                    _times_ns(one, alone_ns, name)[mine],
-                    work_ns if name in _OF_WORK else host_ns,
-                )
-                its_ns = _times_ns(theirs, their_alone_ns, name)[its]
-                if name == "compute_ns":
-                    ratio = self.replay.learned.speeds[at] / self.replay.learned.speeds[other]
-                    if 1 / _SPEED_MOST < ratio < _SPEED_MOST:
-                        its_ns = (its_ns * ratio).astype(np.int64)
-                changed_ns[mine] += _as_its(one, mine, own_ns, theirs, its, its_ns) - own_ns
-        return {at: Change(host_ns=host_ns, work_ns=work_ns)}
+        rows, first, speeds = window.rows(at), int(window.part.first[at]), self.replay.learned.speeds
+        work_ns, host_ns = window.alone_ns[rows].copy(), window.host_ns[rows].copy()
+        key, nth = (joined(window.programs, name) for name in ("key", "nth"))
+        for name in names:
+            times_ns, changed_ns = _times_ns(window, name), work_ns if name in _OF_WORK else host_ns
+            for step in range(len(window.programs[at].numbers)):
+                turn = _STRIDE * (first + step + 1)
+                other = others[turn % len(others)]
+                there = (step + 1 + turn // len(others)) % max(len(window.programs[other].numbers), 1)
+                mine = window.by_step.of(int(window.steps_at[at]) + step)
+                its = window.by_step.of(int(window.steps_at[other]) + there)
+                its_ns, ratio = times_ns[its], speeds[at] / speeds[other]
+                if name == "compute_ns" and 1 / _SPEED_MOST < ratio < _SPEED_MOST:
+                    its_ns = (its_ns * ratio).astype(np.int64)
+                found_ns = _as_its(key, nth, mine, times_ns[mine], its, its_ns)
+                changed_ns[mine - rows.start] += found_ns - times_ns[mine]
+        return Change(host_ns=host_ns, work_ns=work_ns)
 
 
-def _times_ns(one: Program, alone_ns: Int64s, name: str) -> Int64s:
-    """How long each row of a program takes of a time of COMPARED: work without interference, or the time of
+def _times_ns(window: Window, name: str) -> Int64s:
+    """How long each row of a window takes of a time of COMPARED: work without interference, or the time of
     the host before a call. Shape `(rows,)`.
     """
-    assert isinstance(one, RankProgram)
     if name in _OF_WORK:
-        return np.where(one.what == _OF_WORK[name], alone_ns, 0)
-    return one.loading_ns if name == "loading_ns" else one.call_ns - one.from_ns - one.loading_ns
+        return np.where(window.what == _OF_WORK[name], window.alone_ns, 0)
+    loading_ns = joined(window.programs, "loading_ns")
+    return loading_ns if name == "loading_ns" else window.host_ns - loading_ns
 
 
-def _as_its(
-    ours: Program, mine: slice, own_ns: Int64s, theirs: Program, its: slice, its_ns: Int64s
-) -> Int64s:
+def _as_its(key: Int64s, nth: Int64s, mine: Int64s, own_ns: Int64s, its: Int64s, its_ns: Int64s) -> Int64s:
     """The times of a rank's rows of a step, as those of a peer in one of its steps: of the same rows.
     What only the rank does takes no time, and what only its peer does is added where it would come.
     """
-    if not len(own_ns) or np.array_equal(ours.key[mine], theirs.key[its]):
+    if not len(own_ns) or np.array_equal(key[mine], key[its]):
         return its_ns
-    keys, places = (
-        np.concatenate([getattr(ours, name)[mine], getattr(theirs, name)[its]]) for name in ("key", "nth")
-    )
-    number, _ = number_rows(keys, places)
+    both = np.concatenate([mine, its])
+    number, _ = number_rows(key[both], nth[both])
     _, in_ours, in_theirs = np.intersect1d(number[: len(own_ns)], number[len(own_ns) :], return_indices=True)
     found_ns = np.zeros_like(own_ns)
     found_ns[in_ours] = its_ns[in_theirs]
     more = np.ones(len(its_ns), np.bool_)
     more[in_theirs] = False
     # The rows are in the order of the collectives before them.
-    place = np.searchsorted(ours.nth[mine] // PLACES, theirs.nth[its][more] // PLACES)
+    place = np.searchsorted(nth[mine] // PLACES, nth[its][more] // PLACES)
     np.add.at(found_ns, np.minimum(place, len(own_ns) - 1), its_ns[more])
     return found_ns

@@ -26,13 +26,12 @@ def _answer(sql: str) -> cached_property[Columns]:
 @dataclass
 class Job:
     """The ranks of a dataset, as an engine tells. Raises InputError where no rank used a GPU. `step` is that
-    of `path`. Critical paths are followed if `has_paths` was not reset before.
+    of `path`: critical paths are followed if there is one.
     """
 
     engine: Engine
     dataset: Dataset
     step: int | None = None
-    has_paths: bool = True
 
     def __post_init__(self) -> None:
         if not {"steps", RANKS} <= set(self.dataset.layers()):
@@ -91,7 +90,7 @@ class Job:
         clocks, costs = dict(rows(self.ranks, "rank", "clock")), None
         try:
             programs = Programs(self.dataset, self.aligned, clocks)
-            if self.has_paths:
+            if self.step is not None:
                 self._paths = Paths(self.dataset, self.hosts, programs, self.step)
             costs = Costs(programs, self._paths.follow if self._paths else None)
             if not len(costs.replay.steps_ns(costs.replay.unchanged_ns)):

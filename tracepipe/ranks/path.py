@@ -38,7 +38,7 @@ class Paths:
 
     def __init__(self, dataset: Dataset, hosts: dict[int, str], programs: Programs, step: int | None) -> None:
         self._dataset, self._hosts, self._programs, self._step = dataset, hosts, programs, step
-        self._numbers = programs.numbers[0][programs.common[0]].tolist()
+        self._numbers = programs.source.numbers[0][programs.source.common[0]].tolist()
         every = [*dict.fromkeys(self._numbers)]
         self.led: dict[int, dict[int, int]] = {
             step: {} for step in every[:: -(-len(every) // PATHS_MOST) or 1]

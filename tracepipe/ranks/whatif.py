@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
-from weakref import WeakKeyDictionary
+from typing import Final, NamedTuple
 
 from tracepipe.analyses.changes import Kind, Matches, Most, Named
 from tracepipe.analyses.idle_places import is_operator
-from tracepipe.analyses.program import Program
 from tracepipe.analyses.replay import Window
 from tracepipe.analyses.steps import is_step
 from tracepipe.dataset.places import files_of
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools
 from tracepipe.event.intervals import Stretches
 from tracepipe.libraries import np
 from tracepipe.ranks.engine import rows
@@ -50,89 +47,62 @@ _KERNELS: Final = f"""
 select name, '', {_SUM} from program where kernel_row <> -1 and name is not null group by all
 """
 _NAMES: Final[dict[Kind, str]] = {"ranges": _RANGES, "calls": _CALLS, "kernels": _KERNELS}
-# `wanted` are names of ranges and calls, by their numbers.
-_OPEN: Final = f"""
-create temp table open as
-select rank, number, start_ns, end_ns from annotations join wanted using (name)
-where wanted.of = 'ranges' and end_ns > start_ns
-union all
-select rank, number, start_ns, end_ns from calls join wanted using (name)
-where wanted.of = 'calls' and {_OUTERMOST}
-"""
-_OPEN_IN_WINDOW: Final = """
-select place, number, start_ns, end_ns from open join spans using (rank)
-where end_ns > from_ns and start_ns < until_ns order by place, number, start_ns
-"""
+_OPEN: Final[dict[Kind, str]] = {
+    "ranges": "annotations semi join spans using (rank) where end_ns > start_ns",
+    "calls": f"calls semi join spans using (rank) where {_OUTERMOST}",
+}  # fmt: skip
 
 
 def whatif(job: Job, options: Options) -> Result:
     """The length of the steps of all ranks with a change, or with each of many changes."""
-    job.has_paths = False
     costs = job.costs
     with TemporaryDirectory(prefix="tracepipe-ranks-") as folder:
-        members = _Members(job, Path(folder))
+        names = _Names(job, Path(folder))
         others = [] if options.like_peers is None else [_like_peers(job, options.like_peers)]
-        return answer(
-            costs.replay, members.of, members.has, members.most, options, others, costs.programs.ranks
-        )
+        ranks = costs.programs.ranks
+        return answer(costs.replay, names.subjects, names.has, names.most, options, others, ranks)
 
 
-class _Member:
-    """The subject that is a rank of a dataset, in a window. `open_ns` has when ranges and calls are open, by
-    their names.
-    """
+class _Member(NamedTuple):
+    """The subject that is a rank of a dataset, by its number, in a window."""
 
-    def __init__(
-        self,
-        program: RankProgram,
-        are_kernels: Callable[[Matches], Bools],
-        open_ns: Mapping[tuple[Kind, str], Int64s],
-    ) -> None:
-        self.program: Program = program
-        self._name, self._are_kernels, self._open_ns = program.name, are_kernels, open_ns
+    names: _Names
+    number: int
+    program: RankProgram
 
     def ranges(self, matches: Matches) -> Stretches:
-        return self._open("ranges", matches)
+        return self.names.open("ranges", matches)[self.number]
 
     def calls(self, matches: Matches) -> Stretches:
-        return self._open("calls", matches)
+        return self.names.open("calls", matches)[self.number]
 
     def kernels(self, matches: Matches) -> Bools:
-        return self._are_kernels(matches)[self._name]
-
-    def _open(self, kind: Kind, matches: Matches) -> Stretches:
-        own = [ns for (one, name), ns in self._open_ns.items() if one == kind and matches(name)]
-        times_ns = np.concatenate([np.zeros((0, 2), np.int64), *own])
-        return Stretches(times_ns[:, 0], times_ns[:, 1])
+        return self.names.are_kernels(matches)[self.program.name]
 
 
-class _Members:
-    """The ranks of a job, and their names. Of ranges and calls those are kept that were asked for."""
+class _Names:
+    """The names of what the ranks of a job do, and when it runs. A name that was asked for is kept."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._programs = job.costs.programs
-        self._found: WeakKeyDictionary[Window, list[_Member]] = WeakKeyDictionary()
-        self._is_open = False
         self._connection = connect(":memory:", folder, memory_mb=_MEMORY_MB)
         for layer in ("annotations", "calls", "program"):
             has_layer = layer in job.dataset.layers()
             rows = f"select * from {files_of(job.dataset.layer(layer).absolute())}" if has_layer else _NOTHING
             self._connection.execute(f"create temp view {layer} as {rows}")
-        self._spans(*self._programs.spans_ns)
+        from_ns, until_ns = self._programs.spans_ns.T
+        spans = {"rank": np.array(self._programs.ranks), "from_ns": from_ns, "until_ns": until_ns}
+        self._connection.register("spans", spans)
         self._names = {kind: self._connection.execute(sql).fetchall() for kind, sql in _NAMES.items()}
-        self._wanted: dict[tuple[Kind, str], None] = dict.fromkeys((kind, "") for kind in _NAMES)
+        self.open, self.are_kernels = cache(self._open), cache(self._are_kernels)
 
-    def _spans(self, from_ns: Int64s, until_ns: Int64s) -> None:
-        ranks = np.array(self._programs.ranks)
-        place = np.arange(len(ranks))
-        self._connection.register(
-            "spans", {"rank": ranks, "place": place, "from_ns": from_ns, "until_ns": until_ns}
-        )
+    def subjects(self, window: Window) -> list[_Member]:
+        """The ranks in a window."""
+        programs = (one for one in window.programs if isinstance(one, RankProgram))
+        return [_Member(self, number, one) for number, one in enumerate(programs)]
 
     def has(self, kind: Kind, matches: Matches) -> bool:
-        found = dict.fromkeys((kind, name) for name, *_ in self._names[kind] if matches(name))
-        self._wanted |= found
-        return bool(found)
+        return any(matches(name) for name, *_ in self._names[kind])
 
     def most(self) -> Most:
         """The names that take most time on all ranks together."""
@@ -144,39 +114,18 @@ class _Members:
                     found[kind][name] += int(ns)
         return Most(*([name for name, _ in of.most_common()] for of in found.values()))
 
-    def of(self, window: Window) -> Sequence[_Member]:
-        """The ranks in a window."""
-        if window not in self._found:
-            if not self._is_open:
-                kinds, names = (np.array(column, object) for column in zip(*self._wanted, strict=True))
-                wanted = {"of": kinds, "name": names, "number": np.arange(len(names))}
-                self._connection.register("wanted", wanted)
-                self._connection.execute(_OPEN)
-                self._is_open = True
-            self._found[window] = [*self._members(window)]
-        return self._found[window]
+    def _open(self, kind: Kind, matches: Matches) -> list[Stretches]:
+        """When ranges or calls with some names are open on each rank."""
+        names = [*{name for name, *_ in self._names[kind] if matches(name)}]
+        sql = f"select rank, start_ns, end_ns from {_OPEN[kind]} and name in ? order by rank, start_ns"
+        found = self._connection.execute(sql, [names]).fetchnumpy()
+        ranks = self._programs.ranks
+        bounds = np.searchsorted(found["rank"], [*ranks, ranks[-1] + 1]).tolist()
+        return [Stretches(found["start_ns"][a:b], found["end_ns"][a:b]) for a, b in pairwise(bounds)]
 
-    def _members(self, window: Window) -> Iterator[_Member]:
-        @cache
-        def are_kernels(matches: Matches) -> Bools:
-            # The last flag is for rows without a name.
-            return np.array([*map(matches, self._programs.names), False])
-
-        ends_ns = [
-            (int(one.from_ns[0]), int(one.call_ns[-1]) + 1) if len(one) else (0, 0) for one in window.programs
-        ]
-        self._spans(*np.array(ends_ns, np.int64).T)
-        found = self._connection.execute(_OPEN_IN_WINDOW).fetchnumpy()
-        times_ns, count = np.stack([found["start_ns"], found["end_ns"]], axis=1), len(self._wanted)
-        bounds = np.searchsorted(
-            found["place"] * count + found["number"], np.arange(len(window.programs) * count + 1)
-        )
-        for number, one in enumerate(window.programs):
-            assert isinstance(one, RankProgram)
-            own = pairwise(bounds[number * count : (number + 1) * count + 1].tolist())
-            yield _Member(
-                one, are_kernels, {key: times_ns[a:b] for key, (a, b) in zip(self._wanted, own, strict=True)}
-            )
+    def _are_kernels(self, matches: Matches) -> Bools:
+        # The last flag is for rows without a name.
+        return np.array([*map(matches, self._programs.names), False])
 
 
 def _like_peers(job: Job, rank: int) -> Named:
@@ -189,4 +138,8 @@ def _like_peers(job: Job, rank: int) -> Named:
         raise TracepipeError(
             f"No other rank does the same work as rank {rank}.", "ranks lists the ranks that do."
         )
-    return Named(f"rank {rank} as its peers", lambda window, _: costs.as_peers(window, rank, COMPARED, peers))
+    at = costs.place[rank]
+    return Named(
+        f"rank {rank} as its peers",
+        lambda window, number, _: costs.as_peers(window, rank, COMPARED, peers) if number == at else None,
+    )

@@ -5,7 +5,6 @@ usually fixed, and what a step would be without it, by a replay.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from tracepipe.analyses.changes import Recorded, free_launches, without_stretches
 from tracepipe.analyses.gpu_work import COPIES, gpu_work
 from tracepipe.analyses.overview import SHORT_NS, Kind, Overview, Reason
-from tracepipe.analyses.replay import STEPS_LEAST, Change, Changes, Replay, Whole, Window
+from tracepipe.analyses.replay import STEPS_LEAST, Change, Replay, whole
 from tracepipe.analyses.steps import is_loading, loading_of
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import elided
@@ -138,43 +137,42 @@ def _with_savings(run: Run, found: Overview, causes: list[_Cause]) -> list[_Caus
     if len(found.steps.number) < STEPS_LEAST or not found.steps.are_marked or len(gpu_work(run)) > _WORK_MOST:
         return causes
     subject = Recorded(run)
-    replay = Replay(Whole(subject.program))
+    replay = Replay(whole(subject.program))
     try:
         replay.refuse_what_is_not_known()
     except TracepipeError:
         return causes
-    recorded_ns, known = replay.steps_ns(replay.recorded_ns), []
-    for one in causes:
-        changes = _without(run, subject, one)
-        if changes:
-            (outcome,) = replay.outcomes([partial(_ask, changes)])
-            then_ns = float(np.median(recorded_ns - replay.saved_ns(outcome)))
-            one = one._replace(saved=Saved(round(float(np.median(recorded_ns))), round(then_ns)))
-        known.append(one)
-    return known
+    changes = [_without(run, subject, one) for one in causes]
+    return [
+        one if change is None else one._replace(saved=_saved(replay, change))
+        for one, change in zip(causes, changes, strict=True)
+    ]
 
 
-def _ask(changes: Changes, _: Window) -> tuple[Changes, None]:
-    return changes, None
+def _saved(replay: Replay, change: Change) -> Saved:
+    recorded_ns = replay.steps_ns(replay.recorded_ns)
+    (outcome,) = replay.outcomes([lambda _: ({0: change}, None)])
+    then_ns = float(np.median(recorded_ns - replay.saved_ns(outcome)))
+    return Saved(round(float(np.median(recorded_ns))), round(then_ns))
 
 
-def _without(run: Run, subject: Recorded, cause: _Cause) -> Changes | None:
+def _without(run: Run, subject: Recorded, cause: _Cause) -> Change | None:
     """The change that removes a cause, None where none does."""
     one = subject.program
     if cause.what == "copies":
-        return {0: Change(left=np.where(one.what == COPIES, 0.0, 1.0))}
+        return Change(left=np.where(one.what == COPIES, 0.0, 1.0))
     if cause.reason is None:
         return None
     kind, call = cause.reason.kind, cause.reason.call
     if kind is Kind.LOADING:
-        return without_stretches([subject], [subject.ranges(is_loading)])
+        return without_stretches(one, subject.ranges(is_loading))
     if kind is Kind.LAUNCHES:
-        return free_launches([subject])
+        return free_launches(one)
     if kind in (Kind.WAITS, Kind.CALL) and call:
-        return without_stretches([subject], [subject.calls(lambda name: name == call)])
+        return without_stretches(one, subject.calls(lambda name: name == call))
     if kind in (Kind.HOST, Kind.OFF_CPU):
         # Between two calls, where that takes long and no data is loaded.
         host_ns = one.call_ns - one.from_ns
         own_ns = host_ns - loading_of(run).covered_ns(one.from_ns, one.call_ns)
-        return {0: Change(host_ns=np.where(own_ns > SHORT_NS, host_ns - own_ns, host_ns))}
+        return Change(host_ns=np.where(own_ns > SHORT_NS, host_ns - own_ns, host_ns))
     return None

@@ -12,7 +12,7 @@ import numpy as np
 from tracepipe.analyses.changes import Recorded, asked, together
 from tracepipe.analyses.gpu_work import COPY, outermost_rows, shapes_of
 from tracepipe.analyses.program import WAIT
-from tracepipe.analyses.replay import Changes, Replay, Timeline, Whole
+from tracepipe.analyses.replay import Changes, Replay, Timeline, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools
 from tracepipe.event.model import SCHEMA_VERSION
@@ -38,7 +38,7 @@ def replayed(run: Run, changes: Sequence[str]) -> Iterator[str]:
             )
         given[kind].append(name)
     subject = Recorded(run)
-    replay = Replay(Whole(subject.program))
+    replay = Replay(whole(subject.program))
     replay.refuse_what_is_not_known()
     without, faster, fuse, overlap = (given[kind] for kind in _KINDS[:-1])
     (window,) = replay.windows()

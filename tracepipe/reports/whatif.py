@@ -14,7 +14,7 @@ import numpy as np
 from tracepipe.analyses.changes import Has, Most, Named, Recorded, Subject, asked, candidates, together
 from tracepipe.analyses.distribution import median_within
 from tracepipe.analyses.gpu_work import PURPOSES
-from tracepipe.analyses.replay import WORKS, Ask, Changes, Outcome, Replay, Timeline, Whole, Window
+from tracepipe.analyses.replay import WORKS, Ask, Changes, Outcome, Replay, Timeline, Window, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools, Floats, Int64s
 from tracepipe.options import Option
@@ -74,7 +74,7 @@ def run(run: Run, options: Options) -> Result:
     if options.like_peers is not None:
         raise TracepipeError("A recording alone has no peers.", "Name a folder of recordings, or a dataset.")
     subject = Recorded(run)
-    return answer(Replay(Whole(subject.program)), lambda _: [subject], subject.has, subject.most, options)
+    return answer(Replay(whole(subject.program)), lambda _: [subject], subject.has, subject.most, options)
 
 
 def answer(
