@@ -21,7 +21,10 @@ inline void end_by(const std::string &how, void (*in_child)()) {
     static const std::map<std::string, int> signals{{"SIGKILL", SIGKILL}, {"SIGSEGV", SIGSEGV}, {"SIGTERM", SIGTERM},
                                                     {"SIGINT", SIGINT},   {"SIGHUP", SIGHUP},   {"SIGQUIT", SIGQUIT},
                                                     {"SIGBUS", SIGBUS},   {"SIGFPE", SIGFPE},   {"SIGILL", SIGILL}};
-    if (auto found = signals.find(how); found != signals.end()) kill(getpid(), found->second), pause();
+    if (auto found = signals.find(how); found != signals.end()) {
+        signal(found->second, SIG_DFL);  // what started the tests may have left it ignored
+        kill(getpid(), found->second), pause();
+    }
     volatile int zero = 0;
     if (how == "null") *reinterpret_cast<volatile int *>(zero) = 1;
     if (how == "trap") __builtin_trap();
