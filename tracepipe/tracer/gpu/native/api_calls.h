@@ -58,9 +58,10 @@ class ApiCalls {
             for (uint32_t id = 1; id < functions(domain); id++)
                 if (functions_[domain][id].flags) subscription_.set(Subscription::CALLS, domain, id, true);
     }
-    // Takes the callbacks away. Whether none is left: not while a thread is in a call. A function that loses its
-    // callback meanwhile leaves CUPTI with an entry without an exit, and all later records of that thread, also those of
-    // another client, have the number of that call (CUPTI 13.0). So they stay between windows.
+    // Takes the callbacks away. Whether none is left: not while a thread is in a call. A function whose records of calls
+    // were disabled meanwhile left CUPTI with an entry without an exit, and all later records of that thread, also those
+    // of another client, had the number of that call. Callbacks that were disabled at the end of each window left one of
+    // thirty windows with calls and no kernel of theirs (CUPTI 13.0). So they stay between windows.
     bool close() {
         for (auto domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
             for (uint32_t id = 1; id < functions(domain); id++) {
