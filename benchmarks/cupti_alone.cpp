@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <cupti.h>
+#include <initializer_list>
 
 static void CUPTIAPI give(uint8_t **buffer, size_t *bytes, size_t *records_max) {
     *bytes = 1 << 20, *records_max = 0;

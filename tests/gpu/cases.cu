@@ -366,8 +366,8 @@ static void is_waited_for(Busy &busy) {
     busy.wait();
 }
 // Threads that use CUDA in these ways; says when they do, and ends two seconds after a line of its input.
-static void busy() {
-    void (*const ways[])(Busy &) = {launches, launches, allocates, captures, is_waited_for};
+static void busy(bool has_graphs) {
+    void (*const ways[])(Busy &) = {launches, launches, allocates, has_graphs ? captures : launches, is_waited_for};
     std::vector<Busy> all(std::size(ways));
     std::vector<std::thread> threads;
     std::atomic<bool> is_over{false};
@@ -495,7 +495,8 @@ int main(int, char **arguments) {
     if (is("for_a_while")) for_a_while();
     if (is("queue")) queue();
     if (is("two_halves")) two_halves();
-    if (is("busy")) busy();
+    if (is("busy")) busy(true);
+    if (is("busy_without_graphs")) busy(false);
     if (is("phases")) phases();
     fprintf(stderr, "warps %llu\n", warps_launched);
     return 0;

@@ -21,6 +21,10 @@
 //     callbacks    says whether any call has callbacks: `no callbacks`, or `some callbacks`
 //     stay         a thread calls cuCtxSynchronize, and is in it until
 //     leave        it returns
+//     graph        a graph is instantiated
+//     replay N     a thread launches a graph N times, which takes 50 µs each
+//     replayed     says, when it has: `apart`, or `crossed` if kinds of records changed during a launch
+//     finalized    says whether CUPTI was finalized: `finalized`, or `there`
 //     spoiled      says whether a function has lost its callback while a thread was in it: `spoiled` or `whole`
 //     subscribe    another profiler subscribes, which no one may have done: `refused` if so
 //     context N    makes a context on GPU 0 and has its callback: N is its name
@@ -77,7 +81,8 @@ CUpti_CallbackFunc called_back;
 void *of_subscriber;
 std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
 std::multiset<std::pair<CUpti_CallbackDomain, uint32_t>> entered;
-bool is_spoiled;
+bool is_spoiled, is_finalized, is_crossed;
+void look_for_replay();
 bool is_late, is_hidden;
 std::atomic<bool> has_gpu;
 std::map<pid_t, std::vector<std::string>> held;  // by thread, what CUPTI has not put into buffers
@@ -193,6 +198,29 @@ class Staying {
     std::thread thread_;
     std::atomic<bool> is_in_{false};
 };
+// Launches of a graph on a thread of their own. Called with the mutex held.
+std::thread replaying;
+std::atomic<bool> is_replaying{false};
+void replay(int count) {
+    replaying = std::thread([count] {
+        for (int at = 0; at < count; at++) {
+            correlation = ++correlations;
+            call_back(CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch, true);
+            is_replaying = true;
+            usleep(50);
+            is_replaying = false;
+            call_back(CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch, false);
+        }
+    });
+}
+void look_for_replay() {
+    if (is_replaying) is_crossed = true;
+}
+void instantiate() {
+    CUpti_ResourceData data{};
+    if (is_called_for(CUPTI_CB_DOMAIN_RESOURCE, CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING))
+        called_back(of_subscriber, CUPTI_CB_DOMAIN_RESOURCE, CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING, &data);
+}
 void *handle(uintptr_t number) { return reinterpret_cast<void *>(number); }
 // Calls that record an event and wait. A stream's handle is its number.
 void wait() {
@@ -224,10 +252,12 @@ int standin_driver_version(int *version) { return *version = 13000, 0; }
 int standin_has_gpu() { return has_gpu; }
 CUptiResult cuptiActivityEnable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
+    look_for_replay();
     return kinds.insert(kind), CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityDisable(CUpti_ActivityKind kind) {
     std::lock_guard lock(mutex);
+    look_for_replay();
     return kinds.erase(kind), CUPTI_SUCCESS;
 }
 CUptiResult cuptiGetStreamIdEx(CUcontext, CUstream stream, uint8_t, uint32_t *number) {
@@ -285,6 +315,7 @@ CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, con
     *name = is_driver ? "cuGetSomething" : "cudaGetSomething";
     static const std::map<uint32_t, const char *> names{
         {CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, "cuLaunchKernel"},
+        {CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch, "cuGraphLaunch"},
         {CUPTI_DRIVER_TRACE_CBID_cuModuleUnload, "cuModuleUnload"},
         {CUPTI_DRIVER_TRACE_CBID_cuEventRecord, "cuEventRecord"},
         {CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize, "cuCtxSynchronize"},
@@ -329,6 +360,12 @@ CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) {
     called_for.clear();
     return is_subscribed = false, CUPTI_SUCCESS;
 }
+CUptiResult cuptiFinalize() {
+    std::lock_guard lock(mutex);
+    called_for.clear(), kinds.clear(), entered.clear();
+    is_subscribed = false, is_finalized = true, request = nullptr, complete = nullptr;
+    return CUPTI_SUCCESS;
+}
 CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc function, void *given) {
     std::lock_guard lock(mutex);
     if (is_subscribed) return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
@@ -362,7 +399,11 @@ int main() {
         std::string what = word;
         int count = 0;
         static const std::map<std::string, Runs> launches{{"launch", NOW}, {"start", NEVER}, {"queue", LATER}};
-        if ((launches.count(what) || what == "slow" || what == "cuda") && scanf("%d", &count) != 1) return 2;
+        if ((launches.count(what) || what == "slow" || what == "cuda" || what == "replay") && scanf("%d", &count) != 1) return 2;
+        if (what == "replay") replay(count), count = 0;
+        if (what == "replayed") replaying.join(), what = is_crossed ? "crossed" : "apart";
+        if (what == "graph") instantiate();
+        if (what == "finalized" && !is_finalized) what = "there";
         if (what == "slow") launch(NOW, unsigned(count)), count = 0;
         for (int at = 0; at < count; at++) what == "cuda" ? launch_by_runtime() : launch(launches.at(what));
         if (what == "needs" && scanf("%d %d %d %d", &needs.registers, &needs.static_bytes, &needs.dynamic_bytes,

@@ -184,10 +184,11 @@ def test_kernels_that_wait_to_run_at_the_end_are_waited_for(
 
 
 @pytest.mark.parametrize("end", ["stop", "close"])
+@pytest.mark.parametrize("how", ["busy", "busy_without_graphs"])
 @pytest.mark.parametrize("name", ["kernels", "warps"])
-def test_threads_that_are_in_the_driver_are_not_harmed(bench: Bench, name: str, end: str) -> None:
+def test_threads_that_are_in_the_driver_are_not_harmed(bench: Bench, name: str, how: str, end: str) -> None:
     """They launch, allocate, capture and wait meanwhile; `close` is as if the capture were gone."""
-    recorded = Recorded(engine(bench, name), [str(bench.program), "busy"])
+    recorded = Recorded(engine(bench, name), [str(bench.program), how])
     recorded.wait_for(b"begun\n")
     if end == "stop":
         recorded.stop()

@@ -86,8 +86,36 @@ def test_calls_that_record_an_event_or_wait_have_it_and_their_stream(recorded: R
     assert recorded.do("asked") == "asked for nothing"
 
 
+def test_cupti_leaves_a_process_that_has_no_graphs(recorded: Recorded) -> None:
+    """Also while a thread is in a call. Another profiler finds it as it was before."""
+    recorded.do("launch 3")
+    recorded.do("stay")
+    recorded.stop()
+    while recorded.do("finalized") != "finalized":
+        pass
+    recorded.do("leave")
+    recorded.do("launch 3")
+    assert recorded.do("subscribe") == "subscribe"
+    assert recorded.end() == 0
+    assert len(recorded.of("gpu_kernel")) == 3
+    assert recorded.of("loss") == []
+
+
+@pytest.mark.parametrize("why", ["graph", "queue 1", "take"])
+def test_cupti_stays_where_the_program_would_be_harmed(recorded: Recorded, why: str) -> None:
+    """It has a graph, or records are forced out, or CUPTI is another profiler's."""
+    recorded.do("launch 3")
+    recorded.do(why)
+    recorded.stop()
+    while recorded.do("callbacks") != "no callbacks":
+        pass
+    assert recorded.do("finalized") == "there"
+    assert recorded.end() == 0
+
+
 def test_callbacks_stay_until_no_thread_is_in_a_call(recorded: Recorded) -> None:
     """Else CUPTI would give all later records of the thread the number of that call."""
+    recorded.do("graph")
     recorded.do("stay")
     recorded.stop()
     recorded.do("launch 10")

@@ -75,6 +75,17 @@ def test_a_window_ends_while_a_thread_is_in_a_call(start: Start) -> None:
     assert (len(recorded.of("gpu_kernel")), calls["cuLaunchKernel"], calls["cuCtxSynchronize"]) == (6, 6, 0)
 
 
+def test_a_window_turns_between_launches_of_graphs(start: Start) -> None:
+    recorded = start()
+    recorded.do("replay 4000")
+    for _ in range(30):
+        recorded.channel.set_window(is_open=True)
+        wait_until_asked(recorded, "some")
+        recorded.channel.set_window(is_open=False)
+        wait_until_asked(recorded, "nothing")
+    assert recorded.do("replayed") == "apart"
+
+
 def test_the_profilers_calls_turn_windows_before_they_return(start: Start) -> None:
     recorded = start(start_on="profiler")
     recorded.do("profile")

@@ -149,8 +149,10 @@ bool record() {
     is_recording = true;
     bool are_kernels = true;
     calls.open();
-    for (const Work &work : WORK)
-        if (!enable(work)) are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
+    calls.between_replays([&] {
+        for (const Work &work : WORK)
+            if (!enable(work)) are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
+    });
     calls.record(true);
     return are_kernels;
 }
@@ -160,7 +162,9 @@ bool record() {
 void record_nothing() {
     is_recording = false;
     calls.record(false);
-    for (const Work &work : WORK) cuptiActivityDisable(work.kind);
+    calls.between_replays([] {
+        for (const Work &work : WORK) cuptiActivityDisable(work.kind);
+    });
 }
 
 // Starts or stops recording as the windows require. It may run on any thread of the program, which continues
@@ -176,11 +180,14 @@ void follow_window() {
 WindowCalls &window_calls = *new WindowCalls(windows, subscription, follow_window);
 
 std::atomic<bool> is_exiting{false};
+// Whether the process had a CUDA graph while the library was there, or may have had one before.
+std::atomic<bool> has_graphs{false};
 std::atomic<uint64_t> flushed_ns{0};
 
 void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
     if (this_process() != owner) return;
     if (subscription.has(Subscription::SAMPLER, domain, id)) stalls.take(domain, id, given);
+    if (subscription.has(Subscription::GRAPHS, domain, id)) has_graphs = true;
     if (domain == CUPTI_CB_DOMAIN_RESOURCE) return;
     auto &data = *static_cast<const CUpti_CallbackData *>(given);
     bool is_entry = data.callbackSite == CUPTI_API_ENTER;
@@ -207,8 +214,9 @@ void put_gpus() {
     for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++, are_gpus_put = true;
 }
 
-// Ends the recording: turns CUPTI off, and sends the remaining records. Called with end_mutex held.
-void send_last(bool is_taken, std::chrono::milliseconds longest) {
+// Ends the recording: turns CUPTI off, and sends the remaining records. Whether CUPTI had to be forced. Called with
+// end_mutex held.
+bool send_last(bool is_taken, std::chrono::milliseconds longest) {
     is_ended = true;
     stalls.close();
     {
@@ -217,19 +225,27 @@ void send_last(bool is_taken, std::chrono::milliseconds longest) {
         subscription.clear(Subscription::TRIGGERS);
     }
     wait_for_buffers(longest);
-    if (buffers_out) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    bool is_forced = buffers_out != 0;
+    if (is_forced) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     calls.send();
     if (is_taken) report_taken();
+    return is_forced;
 }
 
-// Ends the recording while the program continues. CUPTI stays in the process: after cuptiFinalize, threads
-// that are in a CUDA call at that moment crash in CUPTI, even if it is called where its documentation says,
-// at the exit of a call (CUPTI 13.0, driver 580). The subscription stays, until another client asks for it. It loses
-// its callbacks as soon as no thread is in a call.
-void let_go(bool is_taken, std::chrono::milliseconds longest) {
-    send_last(is_taken, longest);
+// Ends the recording while the program continues; whether CUPTI may leave the process.
+//
+// As long as CUPTI is there, launches are slower, as much as 12%. With cuptiFinalize they are as they were: in 1500
+// trials in programs whose one to four threads launched, copied, allocated and waited meanwhile, nothing happened to
+// them. But each program that launched graphs failed with "unspecified launch failure", also where cuptiFinalize was
+// called at the exit of a call, as its documentation says, and where no graph was in progress (CUPTI 13.0, driver 580).
+// And after records were forced out, some crashed. Otherwise CUPTI stays, and the subscription until another client asks
+// for it. It loses its callbacks as soon as no thread is in a call.
+bool let_go(bool is_taken, std::chrono::milliseconds longest) {
+    bool is_forced = send_last(is_taken, longest), is_sampled = settings().get("TRACEPIPE_GPU_STALLS");
     give_up_buffers();
     channel.close(buffers_out != 0);
+    subscription.clear(Subscription::GRAPHS);
+    return subscription.is_open() && !is_taken && !is_forced && !is_sampled && !has_graphs;
 }
 
 // Another client is about to subscribe, or to register its buffers, and has the process's CUPTI from now on. CUPTI
@@ -294,10 +310,11 @@ void flush_often(void *) {
     is_own_thread() = true;
     std::unique_lock lock(end_mutex);
     for (;;) {
+        bool may_leave = false;
         for (unsigned wait_ms = FIRST_FLUSH_MS; !wait_for_flush(lock, wait_ms);) {
             follow_window();
             if (channel.is_over()) {
-                let_go(false, LAST_OF_RECORDING);
+                may_leave = let_go(false, LAST_OF_RECORDING);
                 break;
             }
             if (buffers_out) put_gpus();
@@ -306,6 +323,7 @@ void flush_often(void *) {
             flushed_ns = monotonic_ns();
         }
         // Not of a process that exits, where CUPTI's own data may be gone.
+        if (may_leave && !is_exiting && cuptiFinalize() == CUPTI_SUCCESS) subscription.forget();
         while (is_ended && !is_exiting && !calls.close()) begun_again.wait_for(lock, std::chrono::milliseconds(FLUSH_MS));
         begun_again.wait(lock, [] { return !is_ended; });
     }
@@ -368,6 +386,9 @@ Attached begin(bool is_late) {
         channel.note("Another profiler has CUPTI's callbacks: windows begin some ms late.");
         channel.drop(KIND_CALL_NAME, 1);
     }
+    if (is_late) has_graphs = true;
+    if (!has_graphs)
+        subscription.set(Subscription::GRAPHS, CUPTI_CB_DOMAIN_RESOURCE, CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING, true);
     calls.begin_anew();
     put_hello();
     if (is_late)

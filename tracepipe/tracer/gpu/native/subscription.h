@@ -10,7 +10,7 @@ namespace tracepipe {
 class Subscription {
   public:
     // Who wants a callback.
-    enum Part : uint8_t { CALLS = 1, TRIGGERS = 2, SAMPLER = 4 };
+    enum Part : uint8_t { CALLS = 1, TRIGGERS = 2, SAMPLER = 4, GRAPHS = 16 };
     using Handler = void (*)(CUpti_CallbackDomain, CUpti_CallbackId, const void *given);
 
     // Whether the process has it now, or had it before.
@@ -26,6 +26,13 @@ class Subscription {
         std::lock_guard<std::mutex> lock(mutex_);
         if (is_open_) cuptiUnsubscribe(subscriber_);
         is_open_ = false;
+    }
+    // After cuptiFinalize, which ends it too.
+    void forget() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        is_open_ = false;
+        for (auto &domain : parts_)
+            for (auto &parts : domain) parts = 0;
     }
     void set(Part part, CUpti_CallbackDomain domain, uint32_t id, bool is_wanted) {
         std::lock_guard<std::mutex> lock(mutex_);
