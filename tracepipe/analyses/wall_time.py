@@ -32,9 +32,10 @@ class WallTime:
     """The time of a recording in ns, split into PARTS, which add up to it: the means of its GPUs. There are
     none without a GPU.
 
-    `step_ns` has the same parts of the mean of `steps`, outside of which is nothing. `ranges` has the mean
-    idle time of GPUs between their first work and their last while the program was in a range or a line, and
-    the busy time of what was launched in the range.
+    `step_ns` has the same parts of the mean of `steps`, outside of which is nothing. `median_step_ns` is the
+    median length of the steps, and `median_parts_ns` the median of each part. `ranges` has the mean idle time
+    of GPUs between their first work and their last while the program was in a range or a line, and the busy
+    time of what was launched in the range.
     """
 
     wall_ns: int
@@ -42,6 +43,8 @@ class WallTime:
     parts_ns: tuple[int, ...] = ()
     steps: int = 0
     step_ns: tuple[int, ...] = ()
+    median_step_ns: int = 0
+    median_parts_ns: tuple[int, ...] = ()
     ranges: dict[str, tuple[int, int]] | None = None
 
 
@@ -56,12 +59,16 @@ def wall_time_of(run: Run, part: Part | None = None) -> WallTime:
     """Split the time of a recording, or of a part of it, which has no steps."""
     every = Stretches(np.array([run.facts.start_ns]), np.array([run.facts.end_ns]))
     spans = every if part is None else part.spans
-    work = gpu_work(run)
+    work, steps = gpu_work(run), steps_of(run)
+    count = len(steps.number) if steps.are_marked and part is None else 0
+    lengths_ns = steps.end_ns - steps.start_ns
+    median_ns = int(np.median(lengths_ns)) if count else 0
     if not len(work):
-        return WallTime(spans.total_ns)
-    times, steps = list(gpu_times(work, kinds_of(run, work))), steps_of(run)
+        return WallTime(spans.total_ns, steps=count, median_step_ns=median_ns)
+    times = list(gpu_times(work, kinds_of(run, work)))
     idle = [idle_of(work, time.gpu, time.rows) for time in times]
-    sums_ns, of_steps_ns = [0] * len(PARTS), [0] * len(PARTS)
+    sums_ns = [0] * len(PARTS)
+    of_steps_ns = np.zeros((len(PARTS), len(steps.number)), np.int64)
     for time, one in zip(times, idle, strict=True):
         # Work may lie outside the recording, by an error of the clocks.
         begins_ns, ends_ns = (np.clip(ns, one.first_ns, one.last_ns) for ns in (spans.start_ns, spans.end_ns))
@@ -71,11 +78,8 @@ def wall_time_of(run: Run, part: Part | None = None) -> WallTime:
         parts_ns = [int(ns.sum()) for ns in (*within, before_ns, after_ns)]
         sums_ns = [sum_ns + ns for sum_ns, ns in zip(sums_ns, parts_ns, strict=True)]
         within = partition_of(time, steps.start_ns, steps.end_ns)
-        of_steps_ns[: len(within)] = [
-            sum_ns + int(ns.sum()) for sum_ns, ns in zip(of_steps_ns, within, strict=False)
-        ]
-    count = len(steps.number) if steps.are_marked and part is None else 0
-    whole_ns = int((steps.end_ns - steps.start_ns).sum()) // max(count, 1)
+        of_steps_ns[: len(within)] += np.array([*within])
+    whole_ns = int(lengths_ns.sum()) // max(count, 1)
     gaps = gaps_of(run, work, idle)
     gaps = gaps.select(np.flatnonzero(gaps.where == BETWEEN))
     gaps = gaps if part is None else gaps.within(part.spans.start_ns, part.spans.end_ns)
@@ -92,6 +96,8 @@ def wall_time_of(run: Run, part: Part | None = None) -> WallTime:
         len(times),
         _means(sums_ns, len(times), spans.total_ns),
         count,
-        _means(of_steps_ns, len(times) * count, whole_ns) if count else (),
+        _means(of_steps_ns.sum(axis=1).tolist(), len(times) * count, whole_ns) if count else (),
+        median_ns,
+        tuple(int(ns) for ns in np.median(of_steps_ns, axis=1) // len(times)) if count else (),
         {name: (ns // len(times), int(busy_ns[name])) for name, ns in idle_ns.items()},
     )

@@ -64,12 +64,12 @@ def app_of(name: str) -> typer.Typer:
     return app
 
 
-def _command(report: Report) -> Callable[..., None]:
+def _command(report: Report) -> Callable[..., int]:
     """The command of a report, whose parameters are its inputs, its options and the common ones."""
 
     def command(
         options: Any, shown: Shown, how: ReadOptions, output: str = "", force: bool = False, **given: Any
-    ) -> None:
+    ) -> int:
         paths = [given.get(f"input_{at}") for at in range(len(report.inputs))]
         inputs = (
             _sides(report, paths, given)
@@ -86,11 +86,15 @@ def _command(report: Report) -> Callable[..., None]:
         if made.output == STANDARD:
             for note in made.result.notes if not made.dataset else ():
                 say(note)
-            return
-        if shown.as_json or not made.dataset or not made.output:
+            return 0
+        if made.result.document:
+            for line in made.result.document.splitlines():
+                put(line)
+        elif shown.as_json or not made.dataset or not made.output:
             put_report(made, shown)
         if made.output:
             say(f"wrote {made.output}")
+        return made.result.exit_code
 
     several = report.takes_several
     parameters = [

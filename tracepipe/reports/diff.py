@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Final, NamedTuple
+from xml.etree import ElementTree
 
 from tracepipe.analyses.comparison import Change, Changes, Difference, Sizes, enough
+from tracepipe.analyses.gates import Gate, Gated, judge, least_recordings, values_of
 from tracepipe.analyses.measures import (
     DECIDED_BY_PROGRAM,
     EXITS,
@@ -52,6 +54,18 @@ class Options(PartOptions):
         ),
     ] = 0.05
     min_change: Annotated[float, Option("Leave out changes by less than this percentage.", "PERCENT")] = 1.0
+    gates: Annotated[
+        tuple[Gate, ...],
+        Option(
+            "Exit with 4 if B breaks this bound, such as step<=+3%, and with 5 if the recordings are too few "
+            "to tell. Of step, wall, compute, communication, copies or idle.",
+            "GATE",
+            flags=("--gate",),
+            repeats=True,
+            read=Gate.read,
+        ),
+    ] = ()
+    junit: Annotated[bool, Option("Print the gates as XML of JUnit.")] = False
 
 
 def _read(
@@ -92,6 +106,8 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
         )
     sizes = Sizes(len(a), len(b))
     found = Changes(sizes, options.alpha, options.min_change)
+    if options.junit and not options.gates:
+        raise TracepipeError("--junit prints gates, and there are none.", "Give one or more by --gate.")
     facts, totals, walls = _read([*a, *b], found, options)
     left_out = [layer for layer in LAYER_OF if not all(is_recorded(one, layer) for one in facts)]
     of_totals = found.compare(
@@ -111,6 +127,8 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
     elif not found.comparison.has_spread and (before.wall_ns or after.wall_ns):
         result.title = f"{wall_sentence(before, after, subject)} {result.title}"
     result.sides = ["A"] * sizes.a + ["B"] * sizes.b
+    if options.gates:
+        _judge(result, facts, walls, sizes, options)
     several = found.comparison.has_spread
     result.parts.append(_totals(of_totals, several))
     reported, in_both = found.is_reported, found.is_in_both
@@ -130,6 +148,94 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
     result.parts.append(_compared(found))
     result.notes += _notes(found, facts, left_out)
     return result
+
+
+BROKEN, UNDECIDED = 4, 5
+"""The exit codes for a broken gate, and for gates of which some are not decided and none is broken."""
+
+
+def _judge(
+    result: Result, facts: Sequence[Facts], walls: Sequence[WallTime], sizes: Sizes, options: Options
+) -> None:
+    """Add what the recordings say about the gates to a result. Raises TracepipeError."""
+    gates, names = options.gates, [one.path for one in facts]
+    found = [
+        judge(gate, *values_of(gate, walls, names), sizes.a, options.alpha, len(gates)) for gate in gates
+    ]
+    columns = (
+        Column("gate", "gate"),
+        Column("answer", ""),
+        *(Column(f"{side.lower()}_ns", side, "ns") for side in "AB"),
+        Column("change_ns", "change", "change_ns"),
+        *(
+            Column(f"{key}_percent", title, "change_percent")
+            for key, title in (("change", ""), ("low", "from"), ("high", "to"), ("allowed", "allowed"))
+        ),
+        Column("needed", "recordings needed", "count", spare=True),
+    )
+    rows = [
+        (
+            one.gate.text, one.answer, round(one.a_ns), round(one.b_ns), round(one.change_ns),
+            *map(one.percent, (one.change_ns, one.low_ns, one.high_ns, one.allowed_ns)), one.needed,
+        )
+        for one in found
+    ]  # fmt: skip
+    note = (
+        "A, B: the medians of the recordings, each of which counts as the median of its steps. Change: the "
+        "median difference of all pairs of recordings, in percent of a step of A, or of the recording where "
+        f"there are no steps. From, to: each bound holds with a chance of {100 * (1 - options.alpha):g}% "
+        "(from: of all gates together). Broken: from is more than what is allowed; held: to is not."
+    )
+    result.parts.insert(0, Table("gates", "Gates", columns, rows, note))
+    says = [_gate_sentence(one, sizes, options.alpha / len(gates)) for one in found]
+    order = ("broken", "cannot tell", "held")
+    result.title = (
+        " ".join(says[at] for at in sorted(range(len(found)), key=lambda at: order.index(found[at].answer)))
+        + f" {result.title}"
+    )
+    answers = {one.answer for one in found}
+    result.exit_code = BROKEN if "broken" in answers else UNDECIDED if "cannot tell" in answers else 0
+    if options.junit:
+        result.document = _junit(found, says)
+
+
+def _gate_sentence(one: Gated, sizes: Sizes, alpha: float) -> str:
+    def text(ns: float) -> str:
+        percent = one.percent(ns)
+        return change_text(round(ns)) if one.gate.percent is None or percent is None else f"{percent:+.1f}%"
+
+    change = f"{one.gate.quantity} changes by {text(one.change_ns)}"
+    bounds = [
+        f"{word} {text(ns)}" for word, ns in (("from", one.low_ns), ("to", one.high_ns)) if ns is not None
+    ]
+    change += f" ({' '.join(bounds)})" if bounds else ""
+    if one.answer == "broken":
+        return f"Broken: {one.gate.text}. {change}."
+    if one.answer == "held":
+        return f"Held: {one.gate.text}. {change}."
+    says = f"Not enough recordings to tell {one.gate.text}: {change}, of {sizes.a} and {sizes.b} recordings."
+    least = least_recordings(alpha)
+    if min(sizes) < least:
+        return f"{says} Record at least {least} of each side."
+    return f"{says} About {one.needed} of each side would." if one.needed else says
+
+
+def _junit(found: Sequence[Gated], says: Sequence[str]) -> str:
+    """The gates as a suite of tests, as CI systems read it. One that is not decided is skipped."""
+    counts = Counter(one.answer for one in found)
+    suite = ElementTree.Element(
+        "testsuite", name="tracepipe diff", tests=str(len(found)), failures=str(counts["broken"]),
+        skipped=str(counts["cannot tell"]), errors="0",
+    )  # fmt: skip
+    for one, sentence in zip(found, says, strict=True):
+        case = ElementTree.SubElement(suite, "testcase", classname="tracepipe.diff", name=one.gate.text)
+        if one.answer == "held":
+            ElementTree.SubElement(case, "system-out").text = sentence
+        else:
+            kind = "failure" if one.answer == "broken" else "skipped"
+            ElementTree.SubElement(case, kind, message=sentence)
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, "unicode", xml_declaration=True)
 
 
 def _typical(walls: Sequence[WallTime]) -> WallTime:
@@ -193,7 +299,7 @@ def _wall_tables(a: WallTime, b: WallTime, top: int, several: bool) -> Iterator[
     if several:
         note += " Of the recording of each side that has the median wall time."
     yield Table("wall", "What the wall time consists of", columns, rows(a.parts_ns, b.parts_ns), note)
-    if a.steps and b.steps:
+    if a.step_ns and b.step_ns:
         title = f"The mean step, of {a.steps} in A and {b.steps} in B"
         yield Table("step", title, columns, rows(a.step_ns, b.step_ns))
     changes = _ranges(a, b)

@@ -151,7 +151,8 @@ class Result:
 
     `heading` replaces the line about the recording. At most `notes_max` notes are shown on the terminal, each
     in one line. `files` are written where the report has an `output`. `sides` has a letter for each recording
-    where recordings are compared.
+    where recordings are compared. `exit_code` is that of the command, and `document` a text that it prints in
+    place of the tables.
     """
 
     title: str
@@ -161,6 +162,8 @@ class Result:
     notes_max: int | None = None
     files: dict[str, Write] = field(default_factory=dict)
     sides: list[str] = field(default_factory=list)
+    exit_code: int = 0
+    document: str = ""
 
     def lazily(self) -> dict[str, Any]:
         """The parts by name, and the notes, with iterators instead of lists."""

@@ -1,0 +1,98 @@
+"""`tracepipe diff --gate`: the exit codes, the sentences and the XML of JUnit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.test_cli import Run, run
+from tests.support.recordings import span, write
+
+__all__ = ["run"]
+
+
+def recording(path: Path, step_ns: int, idle_ns: int) -> str:
+    """Five steps, in which a GPU computes for all but `idle_ns`. The first takes ten times as long."""
+    records, at_ns = list[dict[str, Any]](), 2_000
+    for number in range(5):
+        length_ns = step_ns * (10 if number == 0 else 1)
+        records.append(span(at_ns, at_ns + length_ns, f"step {number}", "annotation"))
+        records.append(span(at_ns, at_ns + length_ns - idle_ns, "k", "gpu_kernel", gpu=0, stream=7))
+        at_ns += length_ns
+    return str(write(path, *records))
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> list[str]:
+    """Five recordings of each side: B's steps are 5% longer, by idle time that is three times as long."""
+    of_a = [recording(tmp_path / f"a{at}.jsonl", 100_000 + 100 * at, 2_500) for at in range(5)]
+    of_b = [recording(tmp_path / f"b{at}.jsonl", 105_000 + 100 * at, 7_500) for at in range(5)]
+    return ["--a", *of_a, "--b", *of_b]
+
+
+@pytest.mark.parametrize(
+    ("gate", "code", "answer"),
+    [
+        ("step<=+3%", 4, "broken"),
+        ("step<=+6%", 0, "held"),
+        ("step<=+5%", 5, "cannot tell"),
+        ("step<=+4us", 4, "broken"),
+        ("idle<=+4%", 4, "broken"),
+        ("idle<=+6%", 0, "held"),
+        ("compute<=+1%", 0, "held"),
+        ("step<=-1%", 4, "broken"),
+        ("wall<=+6%", 0, "held"),
+        ("copies<=+0%", 0, "held"),
+    ],
+)
+def test_the_exit_code_says_whether_a_gate_is_broken(
+    run: Run, sides: list[str], gate: str, code: int, answer: str
+) -> None:
+    exit_code, out, _ = run("diff", *sides, "--gate", gate, "--json")
+    (row,) = json.loads(out)["gates"]
+    assert (exit_code, row["gate"], row["answer"]) == (code, gate, answer)
+
+
+def test_what_is_broken_comes_first_and_then_why(run: Run, sides: list[str]) -> None:
+    code, out, _ = run("diff", *sides, "--gate", "step<=+6%", "--gate", "idle<=+3%")
+    assert code == 4
+    says = " ".join(out.split())
+    assert "Broken: idle<=+3%. idle changes by +5.0% (from +5.0% to +5.0%). Held: step<=+6%." in says
+    assert "The run takes 1.40 ms in A and 1.47 ms in B" in says, "the causes follow"
+
+
+def test_two_recordings_are_not_enough_and_that_is_an_answer(run: Run, sides: list[str]) -> None:
+    few = [*sides[:3], *sides[6:9]]
+    code, out, _ = run("diff", *few, "--gate", "step<=+3%")
+    assert code == 5
+    assert "Not enough recordings to tell step<=+3%" in " ".join(out.split())
+    assert "Record at least 3 of each side" in " ".join(out.split())
+
+
+def test_gates_are_printed_for_ci_systems(run: Run, sides: list[str]) -> None:
+    given = ["--gate", "step<=+3%", "--gate", "step<=+5%", "--gate", "wall<=+9%", "--junit"]
+    code, out, _ = run("diff", *sides, *given)
+    suite = ElementTree.fromstring(out)
+    assert (code, suite.get("tests"), suite.get("failures"), suite.get("skipped")) == (4, "3", "1", "1")
+    assert [(case.get("name"), case[0].tag) for case in suite] == [
+        ("step<=+3%", "failure"),
+        ("step<=+5%", "skipped"),
+        ("wall<=+9%", "system-out"),
+    ]
+
+
+def test_a_recording_without_what_a_gate_compares_is_named(
+    run: Run, tmp_path: Path, sides: list[str]
+) -> None:
+    bare = str(write(tmp_path / "bare.jsonl", span(2_000, 3_000, "cudaMalloc")))
+    for gate, lacks in (("step<=+3%", "has no steps"), ("idle<=+3%", "has no work of a GPU")):
+        code, _, err = run("diff", "--a", bare, "--b", sides[1], "--gate", gate)
+        assert code == 1
+        assert "bare.jsonl" in err
+        assert lacks in err
+    code, _, err = run("diff", *sides, "--junit")
+    assert (code, "--gate" in err) == (1, True)
