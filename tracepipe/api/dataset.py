@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -20,6 +19,8 @@ from tracepipe.printable import is_unicode
 if TYPE_CHECKING:
     from tracepipe.dataset.build import Built as Built
     from tracepipe.recording.files import Progress
+    from tracepipe.sql.processor import Answer
+    from tracepipe.sql.tables import Rows
 
 QUERY_FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
 _FOR_PEOPLE: Final = ("table", "json")
@@ -111,19 +112,41 @@ def query(
     QueryError for SQL that is refused, InputError, LibraryMissing, OutputError. The options are for
     recordings, but for `format`.
     """
-    from tracepipe.recording.files import opened_again
     from tracepipe.recording.outputs import replacing
     from tracepipe.sql.answers import write_answer, write_rows
+    from tracepipe.sql.processor import Answer
+
+    options = options or QueryOptions()
+    with (
+        answered(path, sql, options, notify=notify, showing=showing) as answer,
+        replacing(output, force=force, sources=[path], on_terminal=options.format in _FOR_PEOPLE) as out,
+    ):
+        if not isinstance(answer, Answer):
+            return write_rows(answer, options.format, out)
+        write_answer(answer, options.format, out)
+        return len(answer.rows)
+
+
+@contextmanager
+def answered(
+    path: str,
+    sql: str,
+    options: QueryOptions,
+    *,
+    notify: Callable[[str], None],
+    showing: Callable[[str], AbstractContextManager[Progress | None]],
+) -> Iterator[Rows | Answer]:
+    """The rows of the last statement of some SQL, while the context is open. The rest is as in `query`."""
+    from tracepipe.recording.files import opened_again
     from tracepipe.sql.processor import ask, find_shell
     from tracepipe.sql.tables import is_about_tables, query_dataset, query_recording
 
     if not is_unicode(sql):
         raise QueryError("The SQL is not UTF-8.", "Write other bytes as a BLOB: '\\xFF'::BLOB.")
-    options = options or QueryOptions()
-    to = partial(replacing, output, force=force, sources=[path], on_terminal=options.format in _FOR_PEOPLE)
     if paths.is_folder(path):
-        with query_dataset(path, sql) as rows, to() as out:
-            return write_rows(rows, options.format, out)
+        with query_dataset(path, sql) as rows:
+            yield rows
+        return
     if not path.endswith(_TRACES) and is_about_tables(sql):
         from tracepipe.api.open import load
 
@@ -132,12 +155,13 @@ def query(
         notify("asked: the tables that export writes, in DuckDB's SQL")
         for line in list(account_lines(run.facts))[1:]:
             notify(line)
-        with query_recording(run, sql) as rows, to() as out:
-            return write_rows(rows, options.format, out)
+        with query_recording(run, sql) as rows:
+            yield rows
+        return
     shell = find_shell(options.trace_processor)
     if path.endswith(_TRACES):
         with opened_again(path) as trace:
-            answer = ask(Path(trace), sql, shell)
+            yield ask(Path(trace), sql, shell)
     else:
         with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
             converted = Path(folder) / "run.pftrace"
@@ -146,7 +170,4 @@ def query(
                 account = convert(path, converted, options=drawn, progress=bar)
             for line in list(account_lines(account))[1:]:
                 notify(line)
-            answer = ask(converted, sql, shell)
-    with to() as out:
-        write_answer(answer, options.format, out)
-    return len(answer.rows)
+            yield ask(converted, sql, shell)

@@ -58,6 +58,11 @@ _COMMANDS = {
     "hooks": (
         "machine", "List the functions and tracepoints that can be hooked on this machine, and test hooks.",
     ),
+    "mcp": (
+        "mcp",
+        "Answer agents: a server of the Model Context Protocol for the recordings below some folders, "
+        "read-only.",
+    ),
     "include": ("machine", "Print the folder that has <tracepipe/mark.h>, for nvcc -I."),
 }  # fmt: skip
 
