@@ -29,7 +29,7 @@ from tracepipe.tracer.request import LAYER_NAMES
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 RUN = FIXTURES / "capture-h200" / "input.jsonl"
 # What an example does beyond files: it records, serves a browser, or compiles.
-_NOT_RUN = ("capture", "live", "open", "doctor", "hooks", "include", "whatif", "")
+_NOT_RUN = ("capture", "live", "open", "doctor", "hooks", "mcp", "include", "whatif", "")
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -127,6 +127,7 @@ def test_commands_are_listed_in_the_order_of_use() -> None:
         "ranks",
         "doctor",
         "hooks",
+        "mcp",
         "include",
     ]
     assert [name for name in COMMANDS if name and " " not in name] == [*first, *REPORTS]

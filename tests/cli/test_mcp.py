@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ def named(folder: Path, trace: str) -> str:
 def reported(path: Path, tool: str) -> dict[str, Any]:
     """The parts of a report as the command prints them."""
     report = REPORTS[tool]
-    made = make(report, [[str(path)]], report.options(), ReadOptions(), showing=lambda what: nullcontext())
+    options = report.options()
+    options = replace(options, top=0) if hasattr(options, "top") and tool != "summary" else options
+    made = make(report, [[str(path)]], options, ReadOptions(), showing=lambda what: nullcontext())
     return made.result.as_json()
 
 

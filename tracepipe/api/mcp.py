@@ -330,8 +330,10 @@ def _options(
     """The dataclass of options with the values of arguments; `companions` are paths. Raises
     TracepipeError.
     """
-    given: dict[str, Any] = {}
-    for field, (of, option) in options_of(kind).items():
+    # All rows, as an answer has those that fit, and can be asked for the others.
+    own = options_of(kind)
+    given: dict[str, Any] = {"top": 0} if "top" in own and "all" not in own else {}
+    for field, (of, option) in own.items():
         if field not in arguments or field in _NOT_OFFERED:
             continue
         value = arguments[field]

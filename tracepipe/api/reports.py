@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tracepipe.store.run import Run
     from tracepipe.store.store import Facts
 
+VERSION = 1
+"""The version of what `--json` prints: a new one where something is taken away or has another type."""
+
 __all__ = ["REPORTS", "FileOutput", "FolderOutput", "JobOptions", "Made", "Report", "make", "make_of_job"]
 
 
@@ -60,17 +63,23 @@ class Made:
     dataset: str = ""
     output: str = ""
 
+    @property
+    def schema(self) -> str:
+        """The name and version of its form as JSON, which `schemas/NAME.schema.json` describes."""
+        return f"tracepipe-{self.name}/{VERSION}"
+
     def lazily(self) -> dict[str, Any]:
         """The report as JSON values, with iterators instead of lists."""
+        data: dict[str, Any] = {"schema": self.schema, "report": self.name}
         if self.dataset:
-            data: dict[str, Any] = {"report": self.name, "dataset": self.dataset}
+            data["dataset"] = self.dataset
         else:
             from tracepipe.present.writing.rendering import facts_json
 
             recordings = [facts_json(one) for one in self.facts]
             for recording, side in zip(recordings, self.result.sides, strict=False):
                 recording["side"] = side
-            data = {"report": self.name, "recordings": recordings}
+            data["recordings"] = recordings
         return data | ({"output": self.output} if self.output else {}) | self.result.lazily()
 
     def lines(self, *, width: int, colours: bool, ascii_only: bool, full_names: bool) -> Iterator[str]:

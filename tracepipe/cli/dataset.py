@@ -14,7 +14,7 @@ from tracepipe.api.dataset import query as run_query
 from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import JobOptions, make_of_job
 from tracepipe.cli.options import TO_STANDARD, Force, Misuse, json_option, output_option, with_options
-from tracepipe.cli.reports import Shown, put_report
+from tracepipe.cli.reports import Shown, put_report, with_all_rows
 from tracepipe.errors import InputError, QueryError
 from tracepipe.options import STANDARD, Option
 from tracepipe.terminal.messages import progress
@@ -94,8 +94,10 @@ def ranks(
     ] = "",
     force: Force = False,
     shown: Shown,
+    context: typer.Context,
 ) -> None:
     """Find the slow ranks of a job."""
+    options = with_all_rows(options, shown, context)
     if options.master and options.engine != "spark":
         raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
     made = make_of_job(path, output, options, force=force, showing=progress)

@@ -69,6 +69,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     "hooks": ("tracepipe hooks list", "sudo tracepipe hooks test uprobe:libc.so.6:malloc -- ls"),
     "hooks list": ("tracepipe hooks list", "sudo tracepipe hooks list 'nv*ioctl*'"),
     "hooks test": ("sudo tracepipe hooks test uprobe:libc.so.6:malloc -- ls",),
+    "mcp": ("tracepipe mcp ~/runs",),
     "include": ('nvcc -I "$(tracepipe include)" app.cu',),
     "summary": (
         "tracepipe summary run.jsonl",

@@ -6,7 +6,7 @@ import inspect
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +56,17 @@ def put_report(made: Made, shown: Shown) -> None:
         put(line, colours=colours)
 
 
+def with_all_rows(options: Any, shown: Shown, context: typer.Context) -> Any:
+    """The options of a report: JSON is for programs, which get all rows unless they ask for fewer. One with
+    `all` has a screen of its own.
+    """
+    source = context.get_parameter_source("top")
+    is_default = getattr(source, "name", "") == "DEFAULT"
+    if shown.as_json and is_default and hasattr(options, "top") and not hasattr(options, "all"):
+        return replace(options, top=0)
+    return options
+
+
 def app_of(name: str) -> typer.Typer:
     """The command of a report."""
     app, report = typer.Typer(), REPORTS[name]
@@ -68,8 +79,15 @@ def _command(report: Report) -> Callable[..., int]:
     """The command of a report, whose parameters are its inputs, its options and the common ones."""
 
     def command(
-        options: Any, shown: Shown, how: ReadOptions, output: str = "", force: bool = False, **given: Any
+        options: Any,
+        shown: Shown,
+        how: ReadOptions,
+        context: typer.Context,
+        output: str = "",
+        force: bool = False,
+        **given: Any,
     ) -> int:
+        options = with_all_rows(options, shown, context)
         paths = [given.get(f"input_{at}") for at in range(len(report.inputs))]
         inputs = (
             _sides(report, paths, given)
@@ -123,6 +141,7 @@ def _command(report: Report) -> Callable[..., int]:
         )
         parameters.append(keyword("force", False, Force))
     parameters += [keyword("shown", _REQUIRED, Shown), keyword("how", _REQUIRED, ReadOptions)]
+    parameters.append(keyword("context", _REQUIRED, typer.Context))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return with_options(command)
 

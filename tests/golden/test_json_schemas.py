@@ -1,0 +1,51 @@
+"""What `--json` prints has the form that its schema states, for all fixtures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.golden.cases import Case, cases, with_sample
+from tests.golden.json_schemas import NAMES, made_of, of_jobs, path_of, printed, runs
+from tracepipe.api.reports import OF_JOBS, VERSION
+
+REMEDY = "run: python -m tests.golden.json_schemas"
+
+
+@pytest.fixture(scope="module")
+def validators() -> dict[str, Draft202012Validator]:
+    return {name: Draft202012Validator(json.loads(path_of(name).read_text())) for name in NAMES}
+
+
+def check(validator: Draft202012Validator, value: Any) -> None:
+    errors = [f"{error.json_path}: {error.message}"[:300] for error in validator.iter_errors(value)]
+    assert errors == [], REMEDY
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_output_states_its_schema(validators: dict[str, Draft202012Validator], name: str) -> None:
+    schema = validators[name].schema
+    assert isinstance(schema, dict)
+    Draft202012Validator.check_schema(schema)
+    assert schema["properties"]["schema"] == {"const": f"tracepipe-{name}/{VERSION}"}
+    assert {"schema", "report", "notes"} <= {*schema["required"]}
+
+
+@pytest.mark.parametrize("case", with_sample(cases()), ids=str)
+def test_reports_of_fixtures_fit(validators: dict[str, Draft202012Validator], case: Case) -> None:
+    for run in runs(case):
+        for name in NAMES[:-1]:
+            for made in made_of(run, name):
+                check(validators[name], printed(made))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ranks", *OF_JOBS])
+def test_reports_of_jobs_fit(validators: dict[str, Draft202012Validator], name: str) -> None:
+    found = [*of_jobs(name)]
+    assert found
+    for made in found:
+        check(validators[name], printed(made))
