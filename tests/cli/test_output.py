@@ -96,6 +96,7 @@ ASKED: dict[str, list[list[str]]] = {
     ],
     "live": [["live", "--hook", NAMED, "--", "true"], ["live", "--min-duration", NAMED, "--", "true"]],
     "doctor": [["doctor", NAMED]],
+    "mcp": [["mcp", NONE]],
     "include": [["include", NAMED]],
     "hooks": [["hooks", "list", NAMED], ["hooks", NAMED], ["hooks", "test", NAMED, "--", "true"]],
     "diff": [["diff", RUN, RUN], ["diff", RUN, RUN, "--json"], ["diff", RUN, NONE]],

@@ -17,14 +17,14 @@ import tempfile
 import traceback
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from tracepipe import __version__
+from tracepipe import __version__, paths
 from tracepipe.api.dataset import QueryOptions, answered, is_dataset
 from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import REPORTS, JobOptions, Made, make, make_of_job
@@ -81,7 +81,7 @@ class Answers:
         # The last reports, by what was asked: often another part of one is asked next.
         self._kept: dict[str, Made] = {}
         for folder in self._folders:
-            if not folder.is_dir():
+            if not paths.is_folder(folder):
                 raise TracepipeError(f"Not a folder: {folder}", "Name folders that have recordings.")
 
     def tools(self) -> list[Tool]:
@@ -159,14 +159,17 @@ class Answers:
         report = REPORTS[name]
         options = _options(report.options, arguments, self._path, report.companions)
         read = partial(make, report, inputs, options, ReadOptions(), showing=_quietly)
-        files = [Path(path) for some in inputs for path in some]
+        files = [path for some in inputs for path in some]
         # What is in a folder may change without it.
-        made = read() if files[0].is_dir() else self._once((name, options), files, read)
+        made = read() if paths.is_folder(files[0]) else self._once((name, options), files, read)
         return self._reply_of(made, inputs[-1][0], how)
 
-    def _once(self, what: object, files: Sequence[Path], make_it: Callable[[], Made]) -> Made:
+    def _once(self, what: object, files: Sequence[str], make_it: Callable[[], Made]) -> Made:
         """A report, from among the last ones if it is there and the files have not changed."""
-        asked = repr((what, [(str(file), file.stat().st_mtime_ns) for file in files]))
+        try:
+            asked = repr((what, [(file, paths.identity(file)) for file in files]))
+        except OSError:
+            return make_it()  # which says why
         made = self._kept.pop(asked, None) or make_it()
         self._kept[asked] = made
         while len(self._kept) > _KEPT:
@@ -236,8 +239,10 @@ class Answers:
                 found += (Path(place, name) for name in names if name[0] != "." and name.endswith(ENDINGS))
         rows = []
         for path in found:
-            status, kind = path.stat(), "dataset" if path.is_dir() else "recording"
-            rows.append((self._shown(str(path)), kind, status.st_size, round(status.st_mtime)))
+            kind = "dataset" if paths.is_folder(path) else "recording"
+            with suppress(OSError):  # it is gone
+                status = path.stat()
+                rows.append((self._shown(str(path)), kind, status.st_size, round(status.st_mtime)))
         rows.sort(key=lambda row: (-row[3], row[0]))
         return _Part(["path", "kind", "size_bytes", "changed_s"], rows)
 
