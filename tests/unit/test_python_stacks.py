@@ -34,11 +34,13 @@ def libraries(kernels_library: Path, warps_library: Path) -> dict[str, Path]:
     return {"kernels": kernels_library, "warps": warps_library}
 
 
-def _recorded(python: str, library: Path, **more: str) -> tuple[list[Event], list[list[list[Any]]]]:
+def _recorded(
+    python: str, library: Path, program: Path = PROGRAM, **more: str
+) -> tuple[list[Event], list[list[list[Any]]]]:
     """The lines of a recording, and what the program printed about its launches."""
     channel = Channel(1 << 22)
     environment = {"TRACEPIPE_GPU_PATCHES": str(library.parent / "patches"), **more}
-    chunk, printed = collected(channel, [python, str(PROGRAM), str(library)], environment)
+    chunk, printed = collected(channel, [python, str(program), str(library)], environment)
     assert channel.losses({}) == []
     channel.close()
     renderer = warp_renderer() if library.stem == "warps" else kernel_renderer()
@@ -81,6 +83,20 @@ def test_stacks_of_launches_are_those_that_python_has(
     # The loop of `often` makes three launches at one place.
     assert len(stacks) < len(launches)
     assert len({json.dumps(stack["frames"]) for stack in stacks.values()}) == len(stacks)
+
+
+def test_kernels_of_graphs_have_the_stacks_that_captured_them(libraries: dict[str, Path]) -> None:
+    """Of graphs that are instantiated twice, cloned, in another graph, updated, and captured by threads."""
+    python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
+    lines, expected = _recorded(python, libraries["kernels"], SOURCES / "graphs_of_python.py")
+    stacks = {line["id"]: line["frames"] for line in lines if line["type"] == "stack"}
+    kernels = [line for line in lines if line["type"] == "gpu_kernel"]
+    assert len(kernels) == len(expected) == 12 + 4 + 3 + 3 + 9
+    for kernel, frames in zip(kernels, expected, strict=True):
+        read = stacks[kernel["stack"]]
+        assert [
+            [frame["file"], frame["line"], frame["function"].rpartition(".")[2]] for frame in read
+        ] == frames
 
 
 def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import tracepipe
 from tests.support.recordings import Load, event, loader, span
+from tracepipe.analyses.gpu_by_line import gpu_by_line
 from tracepipe.reports import REPORTS
 from tracepipe.reports.lines import Options, run
 from tracepipe.store.run import load_run
@@ -95,6 +97,40 @@ def test_a_call_inside_another_has_the_stack_of_that_one(load: Load) -> None:
         "ann/train.py:7 f": (10, 1),
         "(no Python)": (20, 1),
         "(launch call not recorded)": (30, 1),
+    }
+
+
+def test_kernels_of_a_graph_have_the_lines_that_captured_them(load: Load, tmp_path: Path) -> None:
+    """The call that replays the graph, and what it launched by itself, keep the line of the call."""
+    replays = [
+        line
+        for at in range(10_000, 50_000, 10_000)
+        for line in (
+            launch(at, at, stack=1),
+            kernel(at + 100, at, stack=2),
+            kernel(at + 110, at, stack=3),
+            kernel(at + 120, at, 20, stack=4),
+        )
+    ]
+    unknown = {"type": "stack", "id": 4, "frames": [{"function": "(capture not recorded)"}]}
+    stacks = stack(1, (TRAIN, 90)), stack(2, (TORCH, 1), (TRAIN, 5)), stack(3, (TRAIN, 6)), unknown
+    recorded = load(*stacks, *replays, launch(60_000, 3, stack=1), kernel(60_010, 3))
+    captured = {
+        "ann/train.py:5 f": (40, 4),
+        "ann/train.py:6 f": (40, 4),
+        "(capture not recorded)": (80, 4),
+        "ann/train.py:90 f": (10, 1),
+    }
+    assert times(run(recorded, Options())) == captured
+    assert {line: (gpu_ns, count) for line, gpu_ns, count in gpu_by_line(recorded)} == captured
+    (chain,) = REPORTS["gaps"].run(recorded, REPORTS["gaps"].options()).as_json()["chains"]
+    assert chain["launched_by"] == "ann/train.py:5 f"
+    tracepipe.convert(tmp_path / "run.jsonl", tmp_path / "run.json", "chrome")
+    shown = json.loads((tmp_path / "run.json").read_bytes())["traceEvents"]
+    lines = Counter((one["name"], one["args"]["python"]) for one in shown if "python" in one.get("args", {}))
+    assert lines == {
+        ("cuLaunchKernel", "ann/train.py:90 f"): 5,
+        **{("gemm", line): kernels for line, (_, kernels) in captured.items()},
     }
 
 

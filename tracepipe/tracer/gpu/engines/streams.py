@@ -78,9 +78,10 @@ class PythonStacks:
         self._known_frames: dict[_Frame, _Frame] = {}
         self._stacks: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
         """Number of a process's stack → the number of frames left out, and the numbers of the others."""
-        self._ids: dict[tuple[int, tuple[_Frame | None, ...]], int] = {}
+        self._ids: dict[tuple[int, tuple[tuple[str | int, ...], ...]], int] = {}
         """The number of frames left out, and the others → id."""
         self._ids_of_processes: dict[tuple[int, int], int] = {}
+        self._pids: set[int] = set()
         self._new: list[dict[str, Any]] = []
 
     def add_stack(self, pid: int, payload: memoryview) -> None:
@@ -89,6 +90,7 @@ class PythonStacks:
         if omitted > COUNT_LIMIT or STACK.size + 8 * frames != len(payload):
             raise Malformed
         self._memory.use(_STACK_BYTES + 8 * len(payload))
+        self._pids.add(pid)
         self._ids_of_processes.pop((pid, number), None)
         self._stacks[pid, number] = omitted, struct.unpack_from(f"<{frames}Q", payload, STACK.size)
 
@@ -108,16 +110,28 @@ class PythonStacks:
         if known is not None or not number or (pid, number) not in self._stacks:
             return known
         omitted, numbers = self._stacks[pid, number]
-        frames = tuple(self._frames.get((pid, frame)) for frame in numbers)
-        if None in frames:
+        frames = [self._frames.get((pid, frame)) for frame in numbers]
+        found = [frame for frame in frames if frame is not None]
+        if len(found) < len(frames):
             return None
+        stack = self._ids_of_processes[pid, number] = self._id_of(tuple(found), omitted)
+        return stack
+
+    def id_of_words(self, words: str) -> int:
+        """The id of a stack whose only frame says why there is none."""
+        return self._id_of(((words,),))
+
+    def are_of(self, pid: int) -> bool:
+        """Whether a process has sent stacks."""
+        return pid in self._pids
+
+    def _id_of(self, frames: tuple[tuple[str | int, ...], ...], omitted: int = 0) -> int:
         stack = self._ids.get((omitted, frames))
         if stack is None:
             stack = self._ids[omitted, frames] = len(self._ids) + 1
-            named = [dict(zip(("function", "file", "line"), frame, strict=True)) for frame in frames if frame]
+            named = [dict(zip(("function", "file", "line"), frame, strict=False)) for frame in frames]
             line = {"type": "stack", "id": stack, "frames": named}
             self._new.append(line | ({"omitted": omitted} if omitted else {}))
-        self._ids_of_processes[pid, number] = stack
         return stack
 
     def innermost(self, pid: int, number: int) -> str:

@@ -68,10 +68,11 @@ class PythonStacks {
         is_open_ = frames_.open() && stacks_.clear() && sent_.clear();
         return is_open_;
     }
+    bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
     // The number of the calling thread's stack, which was sent before; 0 if there is none.
     uint64_t here(Channel &channel, uint64_t now_ns) {
         PythonFrame frames[PythonFrames::FRAMES_MAX];
-        unsigned count = is_open_.load(std::memory_order_relaxed) ? frames_.read(frames) : 0;
+        unsigned count = is_open() ? frames_.read(frames) : 0;
         if (!count) return 0;
         // Frames of the same code as a moment ago are the same: no code can be replaced in that time.
         thread_local Last last;
