@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT
 from tracepipe.kernel_names import short_kernel_name
@@ -51,6 +51,9 @@ from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Conditions, Span, SpanKind
 
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.compiled_code import CompiledCode
+
 GPUS_MAX: Final = 256
 # native/python_stacks.h describes these two.
 STACK: Final = struct.Struct("<QII")
@@ -60,7 +63,7 @@ FRAME: Final = struct.Struct("<QIHxx")
 _STACK_BYTES: Final = 512  # roughly, for each stack or frame without its texts and frames
 
 Event = dict[str, Any]
-_Frame = tuple[str, str, int]
+Frame = tuple[str, str, int]
 """Function, file, line."""
 
 
@@ -73,9 +76,9 @@ class PythonStacks:
 
     def __init__(self, memory: MemoryLimit) -> None:
         self._memory = memory
-        self._frames: dict[tuple[int, int], _Frame] = {}
+        self._frames: dict[tuple[int, int], Frame] = {}
         """Number of a process's frame → the frame, which is one object even if it has several numbers."""
-        self._known_frames: dict[_Frame, _Frame] = {}
+        self._known_frames: dict[Frame, Frame] = {}
         self._stacks: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
         """Number of a process's stack → the number of frames left out, and the numbers of the others."""
         self._ids: dict[tuple[int, tuple[tuple[str | int, ...], ...]], int] = {}
@@ -83,6 +86,7 @@ class PythonStacks:
         self._ids_of_processes: dict[tuple[int, int], int] = {}
         self._pids: set[int] = set()
         self._new: list[dict[str, Any]] = []
+        self.compiled: CompiledCode | None = None
 
     def add_stack(self, pid: int, payload: memoryview) -> None:
         """Add a stack of a process by its record."""
@@ -114,6 +118,8 @@ class PythonStacks:
         found = [frame for frame in frames if frame is not None]
         if len(found) < len(frames):
             return None
+        if self.compiled is not None:
+            found = [*self.compiled.behind(found), *found]
         stack = self._ids_of_processes[pid, number] = self._id_of(tuple(found), omitted)
         return stack
 
