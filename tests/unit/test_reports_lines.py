@@ -162,6 +162,32 @@ def test_backward_is_for_the_last_forward_range_with_its_number(load: Load) -> N
     assert times(result) == {"ann/train.py:1 f, backward": (10, 1), "autograd (line not known)": (20, 2)}
 
 
+def test_a_stack_of_installed_packages_alone_does_not_hide_whom_autograd_works_for(load: Load) -> None:
+    """Compiled code runs Python on autograd's thread, without a frame of the user's."""
+    backward = {"tid": 9, "comm": "pt_autograd_0"}
+    result = run(
+        load(
+            stack(1, (TRAIN, 1)),
+            stack(2, (TORCH, 1)),
+            *ranged(2_000, 2_040, "CompiledFunction, seq = 5"),
+            launch(2_025, 1, stack=1),
+            *ranged(3_000, 3_100, "CompiledFunctionBackward, seq = 5", **backward),
+            launch(3_020, 3, stack=2, **backward),
+            launch(3_220, 4, stack=2, **backward),
+            launch(3_400, 5, stack=2),
+            kernel(4_000, 3),
+            kernel(4_100, 4),
+            kernel(4_200, 5),
+        ),
+        Options(),
+    )
+    assert times(result) == {
+        "ann/train.py:1 f, backward": (10, 1),
+        "autograd (line not known)": (10, 1),
+        "nn/linear.py:1 f": (10, 1),
+    }
+
+
 @pytest.mark.parametrize("calls", ["with calls of its own", ""])
 def test_backward_is_for_the_python_around_the_forward_operator(calls: str, tmp_path: Path) -> None:
     """PyTorch's profiler has sequence numbers in the arguments. An operator such as `aten::expand` launches

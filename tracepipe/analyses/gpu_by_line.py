@@ -68,8 +68,9 @@ def work_by_stack(run: Run, part: Part | None = None) -> Iterator[Work]:
 
 def stacks_of(run: Run, layer: Layer, rows: Ints, calls: Ints) -> Int64s:
     """For rows of work and of the calls that launched it, the stack of the work: its own, as work in a CUDA
-    graph has that of the code that made its node; else the call's as `called_by` has it, or that of the
-    forward operator of autograd plus BACKWARD; else AUTOGRAD, NO_STACK, or NO_CALL for NONE. Shapes `(n,)`.
+    graph has that of the code that made its node; else the call's as `called_by` has it, or, if no frame of
+    that is the user's, that of the forward operator of autograd plus BACKWARD; else AUTOGRAD, NO_STACK, or
+    NO_CALL for NONE. Shapes `(n,)`.
     """
     found = np.full(len(rows), NO_CALL, np.int64)
     known = np.flatnonzero(calls != NONE)
@@ -77,9 +78,12 @@ def stacks_of(run: Run, layer: Layer, rows: Ints, calls: Ints) -> Int64s:
     if layer.stack is not None:
         own = layer.stack[rows]
         found = np.where(own == NONE, found, own)
-    bare = np.flatnonzero(found == NO_STACK)
+    is_library = np.array([*run.stacks.is_library, False], np.bool_)
+    is_bare = (found == NO_STACK) | ((found >= 0) & is_library[run.stacks.own(np.maximum(found, NONE))])
+    bare = np.flatnonzero(is_bare & (calls != NONE))
     if len(bare):
-        found[bare] = _forward_stacks(run, calls[bare].astype(np.int64))
+        forward = _forward_stacks(run, calls[bare].astype(np.int64))
+        found[bare] = np.where(forward == NO_STACK, found[bare], forward)
     return found
 
 
