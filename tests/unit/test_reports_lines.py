@@ -218,6 +218,17 @@ def test_backward_is_for_the_python_around_the_forward_operator(calls: str, tmp_
     assert "Backward: autograd launched it" in result.parts[0].note
 
 
+def test_compiled_code_of_a_profile_leads_to_the_model() -> None:
+    """Not to files of Inductor's cache, nor to Triton's launcher."""
+    result = run(load_run(str(SAMPLE.parents[1] / "kineto-compiled" / "input.json")), Options())
+    assert times(result) == {
+        "t.py:15 forward, backward": (86_884, 33),
+        "t.py:15 forward": (85_698, 23),
+        "t.py:39 step": (3_104, 2),
+        "t.py:39 step, backward": (2_560, 2),
+    }
+
+
 def test_autograd_s_thread_is_known_by_its_name_alone(load: Load) -> None:
     lines = [launch(2_000, 1, tid=9, comm="pt_autograd_0"), kernel(2_100, 1)]
     assert times(run(load(*lines), Options())) == {"autograd (line not known)": (10, 1)}
