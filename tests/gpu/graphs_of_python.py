@@ -1,7 +1,8 @@
 """Captures kernels in CUDA graphs by a stand-in of NVIDIA's libraries, and replays them.
 
-python graphs_of_python.py LIBRARY
+python graphs_of_python.py LIBRARY [late]
 
+With `late`, the program calls cuProfilerStart before its last replay, and prints that replay alone.
 Prints a list: for each kernel that was replayed, in order, the frames of its capture, innermost first, as
 [file, line, function], or what stands for them.
 """
@@ -76,5 +77,8 @@ for _ in range(3):
     thread = threading.Thread(target=model.forward)
     thread.start(), thread.join()
 graph("instantiate")
+if sys.argv[2:] == ["late"]:
+    replayed.clear()
+    graph("profile")
 replay(captured)
 print(json.dumps(replayed))

@@ -8,6 +8,7 @@
 //     update        the executable graph does from now on what the captured nodes say
 //     forget        the graph is destroyed: another one begins
 //     replay        all nodes of the executable graph run
+//     profile       the program calls cuProfilerStart
 
 class GraphsStandin {
   public:
@@ -27,6 +28,7 @@ class GraphsStandin {
             for (size_t at = 0; at < captured_.size(); at++)
                 call(CUPTI_CBID_RESOURCE_GRAPH_NODE_UPDATED, captured_[at], executable_.at(at));
         if (what == "replay") replay();
+        if (what == "profile") ::call(CUPTI_DRIVER_TRACE_CBID_cuProfilerStart);
     }
     uint64_t number_of(CUgraphNode node) {
         if (reinterpret_cast<Node *>(node)->is_destroyed) abort();
@@ -77,6 +79,7 @@ class GraphsStandin {
     void replay() {
         correlation = ++correlations;
         std::lock_guard lock(mutex);
+        if (!kinds.count(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL)) return;
         for (Node *node : executable_) {
             CUpti_ActivityKernel10 record{};
             record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;

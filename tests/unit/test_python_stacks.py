@@ -21,7 +21,7 @@ from tracepipe.tracer.gpu.engines.channel import NAME, Channel, Kind, records
 from tracepipe.tracer.gpu.engines.kernels import CALL, KernelKind
 from tracepipe.tracer.gpu.engines.streams import FRAME, STACK
 
-PROGRAM = SOURCES / "stacks_of_python.py"
+PROGRAM, GRAPHS = SOURCES / "stacks_of_python.py", SOURCES / "graphs_of_python.py"
 FRAMES_MAX = 128
 STACKS_MAX = 1 << 16
 DRIVER, LAUNCH_ID = 1, 307
@@ -35,12 +35,15 @@ def libraries(kernels_library: Path, warps_library: Path) -> dict[str, Path]:
 
 
 def _recorded(
-    python: str, library: Path, program: Path = PROGRAM, **more: str
+    python: str, library: Path, program: Path = PROGRAM, *words: str, **more: str
 ) -> tuple[list[Event], list[list[list[Any]]]]:
     """The lines of a recording, and what the program printed about its launches."""
     channel = Channel(1 << 22)
+    if "TRACEPIPE_WINDOW_BEGIN" in more:
+        channel.expect_windows()
+        channel.arm(1)
     environment = {"TRACEPIPE_GPU_PATCHES": str(library.parent / "patches"), **more}
-    chunk, printed = collected(channel, [python, str(program), str(library)], environment)
+    chunk, printed = collected(channel, [python, str(program), str(library), *words], environment)
     assert channel.losses({}) == []
     channel.close()
     renderer = warp_renderer() if library.stem == "warps" else kernel_renderer()
@@ -88,10 +91,20 @@ def test_stacks_of_launches_are_those_that_python_has(
 def test_kernels_of_graphs_have_the_stacks_that_captured_them(libraries: dict[str, Path]) -> None:
     """Of graphs that are instantiated twice, cloned, in another graph, updated, and captured by threads."""
     python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
-    lines, expected = _recorded(python, libraries["kernels"], SOURCES / "graphs_of_python.py")
+    lines, expected = _recorded(python, libraries["kernels"], GRAPHS)
+    _assert_captured(lines, expected, 12 + 4 + 3 + 3 + 9)
+
+
+def test_graphs_that_were_captured_before_a_window_have_stacks_in_it(libraries: dict[str, Path]) -> None:
+    python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
+    library, begin = libraries["kernels"], {"TRACEPIPE_WINDOW_BEGIN": "1 profiler"}
+    _assert_captured(*_recorded(python, library, GRAPHS, "late", **begin), 9)
+
+
+def _assert_captured(lines: list[Event], expected: list[list[list[Any]]], count: int) -> None:
     stacks = {line["id"]: line["frames"] for line in lines if line["type"] == "stack"}
     kernels = [line for line in lines if line["type"] == "gpu_kernel"]
-    assert len(kernels) == len(expected) == 12 + 4 + 3 + 3 + 9
+    assert len(kernels) == len(expected) == count
     for kernel, frames in zip(kernels, expected, strict=True):
         read = stacks[kernel["stack"]]
         assert [
