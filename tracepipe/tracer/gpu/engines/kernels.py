@@ -95,13 +95,9 @@ CALL: Final = struct.Struct("<QQQ8I")
 MEMORY: Final = struct.Struct("<QQQ6I")
 TAKEN: Final = struct.Struct("<QQ")
 NODE: Final = struct.Struct("<QQQ")
-_OF_AUTOGRAD: Final = 1  # NODE_OF_AUTOGRAD of native/kernel_records.h
 NODES_MAX: Final = 1 << 20
 """The nodes of graphs that are remembered of a process; the oldest are forgotten first."""
 _NODE_BYTES: Final = 100  # roughly, of each
-_NOT_RECORDED: Final = "(capture not recorded)"
-_WITHOUT_STACK: Final[Mapping[int, str]] = {0: "(no Python)", _OF_AUTOGRAD: "autograd (line not known)"}
-"""In place of the stack that made a node."""
 _TIMES_BYTES: Final = 16
 """Records of work begin with two times."""
 LAYOUT: Final = struct.Struct("<4I")
@@ -283,7 +279,7 @@ class _Work:
     launches: _Launches = field(default_factory=_Launches)
     layouts: dict[int, _Layout] = field(default_factory=dict)
     nodes: dict[int, int] = field(default_factory=dict)
-    """Node of a graph → the number of the stack that made it, or of one in `_WITHOUT_STACK`."""
+    """Node of a graph → the stack that made it, as `id_of_capture` takes it."""
     updated: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     """Node that got another stack → when, and the stack before."""
     has_died: bool = False
@@ -550,15 +546,11 @@ class KernelDecoder(Decoder):
         start_ns, node, context = values[0], values[3], values[5]
         if not graph:
             return {"args": args | {"context": context}}
-        stacks, placed = self._recording.stacks, {"context": context, "graph": graph, "graph_node": node}
-        number, stack = work.nodes.get(node), None
+        number, placed = work.nodes.get(node), {"context": context, "graph": graph, "graph_node": node}
         updated_ns, before = work.updated.get(node, (0, None))
         if start_ns < updated_ns and not work.is_realtime:
             number = before
-        if number is not None and number not in _WITHOUT_STACK:
-            stack = stacks.id_of(pid, number)
-        elif stacks.are_of(pid):
-            stack = stacks.id_of_words(_NOT_RECORDED if number is None else _WITHOUT_STACK[number])
+        stack = self._recording.stacks.id_of_capture(pid, number)
         return {"args": args | placed} | ({} if stack is None else {"stack": stack})
 
     def _call(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:

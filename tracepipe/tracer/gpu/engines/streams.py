@@ -62,6 +62,13 @@ FRAME: Final = struct.Struct("<QIHxx")
 """number, line, bytes of the function's name; that and the file's follow."""
 _STACK_BYTES: Final = 512  # roughly, for each stack or frame without its texts and frames
 
+_NO_CAPTURE: Final[Mapping[int | None, str]] = {
+    None: "(capture not recorded)",
+    0: "(no Python)",
+    1: "autograd (line not known)",  # STACK_OF_AUTOGRAD of native/python_stacks.h
+}
+"""In place of the stack that captured work in a graph."""
+
 Event = dict[str, Any]
 Frame = tuple[str, str, int]
 """Function, file, line."""
@@ -123,13 +130,14 @@ class PythonStacks:
         stack = self._ids_of_processes[pid, number] = self._id_of(tuple(found), omitted)
         return stack
 
-    def id_of_words(self, words: str) -> int:
-        """The id of a stack whose only frame says why there is none."""
-        return self._id_of(((words,),))
-
-    def are_of(self, pid: int) -> bool:
-        """Whether a process has sent stacks."""
-        return pid in self._pids
+    def id_of_capture(self, pid: int, number: int | None) -> int | None:
+        """The id of the stack that captured work in a graph: None is a capture that was not recorded, and the
+        others of `_NO_CAPTURE` say why there is no stack. The only frame of such a stack says so, of a
+        process that has stacks.
+        """
+        if number is not None and number not in _NO_CAPTURE:
+            return self.id_of(pid, number)
+        return self._id_of(((_NO_CAPTURE[number],),)) if pid in self._pids else None
 
     def _id_of(self, frames: tuple[tuple[str | int, ...], ...], omitted: int = 0) -> int:
         stack = self._ids.get((omitted, frames))

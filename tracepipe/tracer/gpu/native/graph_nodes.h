@@ -13,9 +13,7 @@
 // new numbers, of which no callback tells.
 #pragma once
 #include <algorithm>
-#include <cstring>
 #include <cupti.h>
-#include <sys/prctl.h>
 #include <utility>
 #include <vector>
 
@@ -48,7 +46,7 @@ class GraphNodes {
             // If the node before this one is no clone, the clones before that are not of an instantiation.
             if (cloning.created && !cloning.is_ending) cloning.clones.clear();
             cloning.created = data.node;
-            return put(number_of(data.node), 0, stack_here());
+            return put(number_of(data.node), 0, stacks_.capturing(channel_, monotonic_ns()));
         case CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED:
             cloning.created = nullptr;
             cloning.clones.emplace_back(data.node, number_of(data.node));
@@ -84,12 +82,6 @@ class GraphNodes {
     static uint64_t number_of(CUgraphNode node) {
         uint64_t number = 0;
         return cuptiGetGraphNodeId(node, &number) == CUPTI_SUCCESS ? number : 0;
-    }
-    uint64_t stack_here() {
-        uint64_t stack = stacks_.here(channel_, monotonic_ns());
-        char name[16] = "";
-        if (!stack) prctl(PR_GET_NAME, name);
-        return strncmp(name, "pt_autograd_", strlen("pt_autograd_")) == 0 ? NODE_OF_AUTOGRAD : stack;
     }
     void put(uint64_t number, uint64_t original, uint64_t stack = 0) {
         Node node{number, original, stack};

@@ -71,10 +71,9 @@ struct Call {
 // does from now on what another one says.
 struct Node {
     uint64_t node, original;  // numbers of nodes, unique in the process; original: 0 if it is no clone
-    uint64_t stack;           // of the thread that made it, 0 without one; NODE_OF_AUTOGRAD; of a clone 0 or NODE_UPDATED
+    uint64_t stack;           // of the thread that made it, 0 without one; STACK_OF_AUTOGRAD; of a clone 0 or NODE_UPDATED
 };
-// In place of the stack of a thread of PyTorch's autograd, which has none.
-constexpr uint64_t NODE_OF_AUTOGRAD = 1, NODE_UPDATED = 1;
+constexpr uint64_t NODE_UPDATED = 1;
 
 // Memory that a call allocated or freed.
 struct Memory {

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <sys/prctl.h>
 
 #include "python_frames.h"
 #include "transport.h"
@@ -58,6 +59,9 @@ class NumberSet {
     size_t count_ = 0;
 };
 
+// In place of the stack of a thread of PyTorch's autograd, which has none.
+constexpr uint64_t STACK_OF_AUTOGRAD = 1;
+
 class PythonStacks {
   public:
     // Whether this process is a Python whose frames can be read. A process has one Python, which is loaded
@@ -88,6 +92,14 @@ class PythonStacks {
         }
         last.time_ns = now_ns;
         return number;
+    }
+
+    // The same for what captures work for later: STACK_OF_AUTOGRAD too.
+    uint64_t capturing(Channel &channel, uint64_t now_ns) {
+        uint64_t stack = here(channel, now_ns);
+        char name[16] = "";
+        if (!stack) prctl(PR_GET_NAME, name);
+        return strncmp(name, "pt_autograd_", strlen("pt_autograd_")) == 0 ? STACK_OF_AUTOGRAD : stack;
     }
 
   private:
