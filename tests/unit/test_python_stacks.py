@@ -95,6 +95,24 @@ def test_kernels_of_graphs_have_the_stacks_that_captured_them(libraries: dict[st
     _assert_captured(lines, expected, 12 + 4 + 3 + 3 + 9)
 
 
+def test_kernels_of_graphs_have_the_stacks_of_their_capture_with_warps(libraries: dict[str, Path]) -> None:
+    """Known by their order: not if that differs, or if two streams are captured at a time."""
+    python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
+    lines, expected = _recorded(python, libraries["warps"], SOURCES / "node_launches_of_python.py")
+    stacks = {line["id"]: line["frames"] for line in lines if line["type"] == "stack"}
+    kernels = [
+        line for line in lines if line["type"] == "gpu_kernel" and line["args"].get("launched_by") == "graph"
+    ]
+    assert len(expected) == 3 + 3 + 2 + 3 + 1 + 1
+    frames = [stacks[kernel["stack"]] for kernel in kernels]
+    read = [
+        [kernel["name"], of[-1]["line"] if len(of) > 1 else None]
+        for kernel, of in zip(kernels, frames, strict=True)
+    ]
+    assert read == expected
+    assert {of[0]["function"] for of in frames if len(of) == 1} == {"(capture not recorded)"}
+
+
 def test_graphs_that_were_captured_before_a_window_have_stacks_in_it(libraries: dict[str, Path]) -> None:
     python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
     library, begin = libraries["kernels"], {"TRACEPIPE_WINDOW_BEGIN": "1 profiler"}

@@ -37,7 +37,7 @@ inline uint16_t call_flags(bool is_runtime, const char *function) {
     if (has("Launch") || has("Memcpy") || has("Memset") || has("lloc") || has("MemCreate")) flags |= CALL_HAS_STACK;
     if (begins("cuStreamBeginCapture")) flags |= CALL_BEGINS_CAPTURE;
     if (begins("cuStreamEndCapture")) flags |= CALL_ENDS_CAPTURE;
-    if (begins("cuGraphDestroy")) flags |= CALL_ENDS_GRAPH;
+    if (strcmp(function, "cuGraphDestroy") == 0) flags |= CALL_ENDS_GRAPH;
     if (begins("cuGraphExecUpdate")) flags |= CALL_UPDATES_GRAPH;
     return flags;
 }
