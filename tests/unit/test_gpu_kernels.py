@@ -268,7 +268,11 @@ def run_in_graph(renderer: GpuRenderer, *chunks: bytes, start_ns: int = 1000) ->
 def test_work_in_a_graph_has_the_stack_that_made_its_node() -> None:
     made = stack(77, "forward")
     assert run_in_graph(kernel_renderer(), made, node(1, stack=77), node(2, 1), node(3, 2)) == "forward"
-    assert run_in_graph(kernel_renderer(), made) == "(capture not recorded)"
+    renderer = kernel_renderer()
+    assert run_in_graph(renderer, made) == "(capture not recorded)"
+    assert renderer.notes == [
+        "2 kernels or copies of CUDA graphs have no line of Python: their capture was not recorded"
+    ]
     assert run_in_graph(kernel_renderer(), made, node(3, 2)) == "(capture not recorded)"
     assert run_in_graph(kernel_renderer(), made, node(3)) == "(no Python)"
     assert run_in_graph(kernel_renderer(), made, node(3, stack=1)) == "autograd (line not known)"

@@ -355,6 +355,7 @@ class KernelDecoder(Decoder):
         self._functions: dict[str, _Function] = {}
         self._waiting: list[GpuRecord] = []
         self._unended: Counter[tuple[int, str, str]] = Counter()
+        self._without_capture = 0
         self._layouts: Mapping[int, tuple[struct.Struct, MakeEvents]] = {
             KernelKind.KERNEL: (KERNEL, self._kernel),
             KernelKind.COPY: (COPY, self._transfer),
@@ -433,6 +434,13 @@ class KernelDecoder(Decoder):
                 correlation, first = min(work.launches.open.items(), key=lambda item: item[1].start_ns)
                 place = stacks.innermost(pid, first.stack)
                 failures.left(pid, UnendedLaunch(work.launch_id(correlation), first.kernel, place))
+
+    @property
+    def last_notes(self) -> list[str]:
+        if not self._without_capture:
+            return []
+        which = counted(self._without_capture, "kernel|kernels")
+        return [f"{which} or copies of CUDA graphs have no line of Python: their capture was not recorded"]
 
     def last(self, lines: Lines) -> None:
         works = self._work.values()
@@ -551,6 +559,7 @@ class KernelDecoder(Decoder):
         if start_ns < updated_ns and not work.is_realtime:
             number = before
         stack = self._recording.stacks.id_of_capture(pid, number)
+        self._without_capture += number is None and stack is not None
         return {"args": args | placed} | ({} if stack is None else {"stack": stack})
 
     def _call(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:

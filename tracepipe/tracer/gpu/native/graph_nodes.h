@@ -40,7 +40,9 @@ class GraphNodes {
     void take(uint32_t id, const CUpti_ResourceData &given) {
         if (is_own_thread()) return;
         auto &data = *static_cast<const CUpti_GraphData *>(given.resourceDescriptor);
-        thread_local Cloning cloning;
+        thread_local Cloning *state = nullptr;  // outlives the thread's destructors, which may destroy graphs
+        if (!state) state = new Cloning;
+        Cloning &cloning = *state;
         switch (id) {
         case CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED:
             // If the node before this one is no clone, the clones before that are not of an instantiation.
