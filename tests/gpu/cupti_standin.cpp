@@ -222,6 +222,7 @@ void instantiate() {
         called_back(of_subscriber, CUPTI_CB_DOMAIN_RESOURCE, CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING, &data);
 }
 void *handle(uintptr_t number) { return reinterpret_cast<void *>(number); }
+#include "graphs_standin.h"
 // Calls that record an event and wait. A stream's handle is its number.
 void wait() {
     const void *event = handle(0x5000), *recorded[] = {event, handle(13)}, *waits[] = {handle(14), event};
@@ -387,6 +388,11 @@ CUptiResult cuptiEnableCallback(uint32_t enable, CUpti_SubscriberHandle, CUpti_C
 
 // For a program that loads this as a library.
 extern "C" void standin_launch() { launch(NOW); }
+extern "C" void standin_capture() { graphs.capture(); }
+extern "C" void standin_graph(const char *what) { graphs.apply(what); }
+extern "C" CUptiResult cuptiGetGraphNodeId(CUgraphNode node, uint64_t *number) {
+    return *number = graphs.number_of(node), CUPTI_SUCCESS;
+}
 
 int main() {
     int version;

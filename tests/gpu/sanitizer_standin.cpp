@@ -28,6 +28,7 @@
 // or to patch or unload while another thread captures one, is what NVIDIA's own does not survive: a line says it.
 #include <atomic>
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -206,8 +207,12 @@ void unload() {
         site(SANITIZER_API_EXIT, "cuModuleUnload", 16);
     }).detach();
 }
+#include "node_launches_standin.h"
+
 // For a program that loads this as a library.
 extern "C" void standin_launch() { call("cuLaunchKernel", 307); }
+extern "C" void standin_begin() { node_launches.begin(); }
+extern "C" void standin_apply(const char *line) { node_launches.apply(line); }
 
 int main() {
     InitializeInjection();

@@ -138,7 +138,7 @@ def test_a_kernel_has_what_its_launch_needs(
     chunk, _ = _run(caller, tmp_path, "calls")
     pid = next(iter(records(chunk))).pid
     kernel = layout.KERNEL.pack(
-        launch, 1, 0, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, registers, 512
+        launch, 1, 0, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, registers, 512, 0
     )
     lines = _lines(chunk + pack_record(layout.WarpKind.KERNEL, pid, TID, 5, kernel))
     (args,) = [line["args"] for line in lines if line["type"] == "gpu_kernel"]

@@ -12,10 +12,11 @@ import pytest
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.tracer import CaptureRequest
-from tracepipe.tracer.gpu import GPU_ENGINES, choice, start
+from tracepipe.tracer.gpu import GPU_ENGINES, _engine, choice, start
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.tracer.gpu.build.toolchain import Parts, Toolchain
 from tracepipe.tracer.gpu.choice import Choice, choose, has_thread_exits, launcher_of
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
 from tracepipe.tracer.request import AUTO_WARPS, Filters, Last, Limits
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))
@@ -223,6 +224,19 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, programs: Callable[..., str], tmp_path: Path) -> Machine:
     return Machine(monkeypatch, tmp_path)
+
+
+def test_the_log_of_what_is_compiled_is_read_for_stacks_of_a_command(machine: Machine) -> None:
+    def names(asked: CaptureRequest) -> list[str]:
+        made = _engine(asked, machine.toolchain(), KernelStream(Path("kernels.so")))
+        made.close()
+        return [stream.name for stream in made.streams]
+
+    asked = replace(request("vec_add"), gpu="kernels")
+    assert names(asked) == ["cupti", "torch.compile"]
+    assert names(replace(asked, stacks="off")) == ["cupti"]
+    assert names(replace(asked, gpu="off")) == ["cupti"], "stall reasons alone"
+    assert names(replace(asked, command=[], pids=(1,))) == ["cupti"], "it runs already"
 
 
 def test_the_engine_is_started_with_a_budget_and_reported(machine: Machine) -> None:

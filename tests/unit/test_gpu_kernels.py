@@ -22,6 +22,7 @@ from tracepipe.tracer.gpu.engines.kernels import (
     HELLO,
     KERNEL,
     MEMORY,
+    NODE,
     SET,
     KernelKind,
     KernelStream,
@@ -234,6 +235,76 @@ def test_kernels_have_their_graph_and_cluster() -> None:
     assert event["args"]["graph_node"] == 3
     assert event["args"]["cluster"] == [2, 2, 2]
     assert "max_active_clusters" not in event["args"], "CUPTI does not say how many"
+
+
+def node(number: int, original: int = 0, stack: int = 0, time_ns: int = 5) -> bytes:
+    return pack_record(KernelKind.NODE, 42, 1, time_ns, NODE.pack(number, original, stack))
+
+
+def stack(number: int, function: str) -> bytes:
+    """A stack of one frame."""
+    frame = FRAME.pack(number, 7, len(function)) + function.encode() + b"model.py"
+    return record(Kind.FRAME, frame) + record(
+        Kind.STACK, STACK.pack(number, 0, 1) + number.to_bytes(8, "little")
+    )
+
+
+def run_in_graph(renderer: GpuRenderer, *chunks: bytes, start_ns: int = 1000) -> str:
+    """The function in the stack of a kernel of node 3; a copy of that node has the same."""
+    copy = COPY.pack(start_ns, start_ns + 9, 64, 3, 0, 1, 7, 9, 5, 0, 1, 2, 3, 0)
+    made = lines(
+        *chunks,
+        record(KernelKind.KERNEL, kernel(start_ns, 9, graph=5)),
+        record(KernelKind.COPY, copy),
+        renderer=renderer,
+    )
+    stacks = {line["id"]: line["frames"] for line in made if line["type"] == "stack"}
+    ids = {line["stack"] for line in made if line["type"] in ("gpu_kernel", "transfer")}
+    assert all(first_fault(line) is None for line in made)
+    (frames,) = (stacks[id] for id in ids)
+    return str(frames[0]["function"])
+
+
+def test_work_in_a_graph_has_the_stack_that_made_its_node() -> None:
+    made = stack(77, "forward")
+    assert run_in_graph(kernel_renderer(), made, node(1, stack=77), node(2, 1), node(3, 2)) == "forward"
+    renderer = kernel_renderer()
+    assert run_in_graph(renderer, made) == "(capture not recorded)"
+    assert renderer.notes == [
+        "2 kernels or copies of CUDA graphs have no line of Python: their capture was not recorded"
+    ]
+    assert run_in_graph(kernel_renderer(), made, node(3, 2)) == "(capture not recorded)"
+    assert run_in_graph(kernel_renderer(), made, node(3)) == "(no Python)"
+    assert run_in_graph(kernel_renderer(), made, node(3, stack=1)) == "autograd (line not known)"
+
+
+def test_work_before_an_update_of_its_graph_has_the_stack_from_before() -> None:
+    made = stack(77, "first"), stack(88, "second"), node(1, stack=77), node(2, stack=88), node(3, 1)
+    update = node(3, 2, stack=1, time_ns=2000)
+    assert run_in_graph(kernel_renderer(), *made, update, start_ns=1000) == "first"
+    assert run_in_graph(kernel_renderer(), *made, update, start_ns=3000) == "second"
+
+
+def test_nodes_from_before_what_is_kept_are_known() -> None:
+    """Of a recording of the last seconds: a graph is captured once, and replayed for hours."""
+    carry = kernel_renderer().carry()
+    carry.add(stack(77, "forward") + node(1, stack=77) + node(3, 1))
+    renderer = kernel_renderer()
+    renderer.resume(carry.carried(), 500)
+    assert run_in_graph(renderer) == "forward"
+
+
+def test_the_oldest_nodes_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "NODES_MAX", 4)
+    many = [node(number, stack=77) for number in range(100, 104)]
+    made = stack(77, "forward") + node(3, stack=77)
+    assert run_in_graph(kernel_renderer(), made, *many[:-1]) == "forward"
+    assert run_in_graph(kernel_renderer(), made, *many) == "(capture not recorded)"
+
+
+def test_a_process_without_python_has_no_stacks() -> None:
+    (event,) = lines(node(3), record(KernelKind.KERNEL, kernel(1000, 9, graph=5)))
+    assert "stack" not in event
 
 
 def test_a_copy_has_direction_size_and_memories() -> None:

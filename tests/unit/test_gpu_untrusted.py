@@ -63,7 +63,7 @@ OF_WARPS = [
     *COMMON,
     (Kind.CLOCK, layout.CLOCK.pack(0, 500, 10, 20)),
     (layout.WarpKind.KERNEL, layout.KERNEL.pack(
-        3, 1, 5, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, 40, 512)),
+        3, 1, 5, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 1, 1000, 2000, 8, 8, 8, 40, 512, 77)),
     (layout.WarpKind.WARPS, _columns()),
     (layout.WarpKind.CALL_ENTER, api_calls.CALL_ENTER.pack(API, 9, 1, 77, 5, 6, 0) + bytes(48)),
     (layout.WarpKind.CALL_EXIT, api_calls.CALL_EXIT.pack(API, 1, 6, 0)),
@@ -76,7 +76,9 @@ OF_KERNELS = [
     (kernels.KernelKind.CALL, kernels.CALL.pack(10, 20, 77, 2, 211, 43, 7, 0, 1, 14, 5) * 2),
     (kernels.KernelKind.KERNEL, kernels.KERNEL.pack(
         30, 40, 1, 0, 0, 1, 7, 7, 64, 1, 1, 128, 1, 1, 0, 0, 0, 16, 32, 54, 0, 0, 0, 0) * 2),
-    (kernels.KernelKind.COPY, kernels.COPY.pack(30, 40, 4096, 0, 0, 1, 7, 8, 0, 0, 1, 1, 3, 0)),
+    (kernels.KernelKind.NODE, kernels.NODE.pack(5, 0, 77)),
+    (kernels.KernelKind.NODE, kernels.NODE.pack(6, 5, 1)),
+    (kernels.KernelKind.COPY, kernels.COPY.pack(30, 40, 4096, 6, 0, 1, 7, 8, 3, 0, 1, 1, 3, 0)),
     (kernels.KernelKind.SET, kernels.SET.pack(30, 40, 4096, 0, 0, 1, 7, 9, 0, 1, 3)),
     (kernels.KernelKind.MEMORY, kernels.MEMORY.pack(30, 4096, 1 << 40, 0, 1, 7, 10, 1, 3)),
     (kernels.KernelKind.TAKEN, kernels.TAKEN.pack(50, 60)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
+from tests.support.gpu_libraries import SOURCES, include_flags
 from tests.support.gpu_records import pack_record, warp_renderer
 from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.engines import api_calls
@@ -213,6 +215,53 @@ def test_an_error_that_a_kernel_caused_names_the_first_launch_that_could_not_be_
         "CUDA error in process 42: a failed launch. cuCtxSynchronize returned it first (719). "
         "The first launch without a recorded end is add (launch 3, train.py:41 step)."
     ]
+
+
+@pytest.mark.parametrize(
+    ("launched_by", "stack", "function"),
+    [
+        (1, 5, "step"),
+        (1, 0, "(capture not recorded)"),
+        (1, 1, "autograd (line not known)"),
+        (1, 2, "(no Python)"),
+        (0, 5, None),
+        (2, 5, None),
+    ],
+)
+def test_a_kernel_of_a_graph_has_the_stack_that_captured_it(
+    launched_by: int, stack: int, function: str | None
+) -> None:
+    chunk = _pack(Kind.FRAME, FRAME.pack(7, 41, 4) + b"steptrain.py")
+    chunk += _pack(Kind.STACK, STACK.pack(5, 0, 1) + NAME.pack(7)) + _name(1, "add(int)")
+    sizes = (1, 1, 1, 32, 1, 1, 0, 0, 0)
+    kernel = layout.KERNEL.pack(3, 1, 0, 0, *sizes, 900, 43, launched_by, 1000, 2000, 1, 1, 1, 0, 0, stack)
+    lines = _lines(warp_renderer(), chunk + _pack(layout.WarpKind.KERNEL, kernel))
+    frames = {line["id"]: line["frames"] for line in lines if line["type"] == "stack"}
+    (event,) = [line for line in lines if line["type"] == "gpu_kernel"]
+    assert (frames[event["stack"]][0]["function"] if "stack" in event else None) == function
+
+
+def test_kernels_of_a_graph_are_known_by_the_order_of_their_capture(tmp_path: Path) -> None:
+    command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", *include_flags()]
+    program = compiled([*command, str(SOURCES / "captured_graphs.cpp")], tmp_path / "captured_graphs")
+
+    def stacks(*lines: str) -> list[str]:
+        text = "\n".join(lines)
+        said = subprocess.run([str(program)], input=text, text=True, capture_output=True, check=True).stdout
+        return [line.strip() for line in said.splitlines()]
+
+    captured = ("begin", "add f 5", "add g 6", "add f 0", "end 1", "instantiate 1 7")
+    assert stacks(*captured, "stacks 7 f g f", "destroy 1", "stacks 7 f g f") == ["5 6 2", "5 6 2"]
+    assert stacks(*captured, "stacks 7 f g", "stacks 7 f f g", "stacks 8 f g f") == ["", "", ""]
+    assert stacks(*captured, "forget 7", "stacks 7 f g f") == [""]
+    assert stacks(*captured, "destroy 1", "instantiate 1 8", "stacks 8 f g f") == [""]
+    update = ("begin", "add f 8", "end 2", "instantiate 2 7")
+    assert stacks(*captured, *update, "stacks 7 f") == ["8"]
+    assert stacks("begin", "add - 5", "end 1", "instantiate 1 7", "stacks 7 -") == [""]
+    assert stacks("begin", "add f 5", "end 0", "instantiate 0 7", "stacks 7 f") == [""]
+    two = ("begin", "add f 5", "begin", "add f 6", "end 1", "add f 7", "end 2")
+    assert stacks(*two, "instantiate 1 7", "instantiate 2 8", "stacks 7 f f", "stacks 8 f") == ["", ""]
+    assert stacks(*two, *captured, "stacks 7 f g f") == ["5 6 2"], "the next one is alone again"
 
 
 def test_warps_whose_launch_was_lost_are_kept() -> None:

@@ -21,7 +21,7 @@ from tracepipe.tracer.gpu.engines.channel import NAME, Channel, Kind, records
 from tracepipe.tracer.gpu.engines.kernels import CALL, KernelKind
 from tracepipe.tracer.gpu.engines.streams import FRAME, STACK
 
-PROGRAM = SOURCES / "stacks_of_python.py"
+PROGRAM, GRAPHS = SOURCES / "stacks_of_python.py", SOURCES / "graphs_of_python.py"
 FRAMES_MAX = 128
 STACKS_MAX = 1 << 16
 DRIVER, LAUNCH_ID = 1, 307
@@ -34,11 +34,16 @@ def libraries(kernels_library: Path, warps_library: Path) -> dict[str, Path]:
     return {"kernels": kernels_library, "warps": warps_library}
 
 
-def _recorded(python: str, library: Path, **more: str) -> tuple[list[Event], list[list[list[Any]]]]:
+def _recorded(
+    python: str, library: Path, program: Path = PROGRAM, *words: str, **more: str
+) -> tuple[list[Event], list[list[list[Any]]]]:
     """The lines of a recording, and what the program printed about its launches."""
     channel = Channel(1 << 22)
+    if "TRACEPIPE_WINDOW_BEGIN" in more:
+        channel.expect_windows()
+        channel.arm(1)
     environment = {"TRACEPIPE_GPU_PATCHES": str(library.parent / "patches"), **more}
-    chunk, printed = collected(channel, [python, str(PROGRAM), str(library)], environment)
+    chunk, printed = collected(channel, [python, str(program), str(library), *words], environment)
     assert channel.losses({}) == []
     channel.close()
     renderer = warp_renderer() if library.stem == "warps" else kernel_renderer()
@@ -81,6 +86,48 @@ def test_stacks_of_launches_are_those_that_python_has(
     # The loop of `often` makes three launches at one place.
     assert len(stacks) < len(launches)
     assert len({json.dumps(stack["frames"]) for stack in stacks.values()}) == len(stacks)
+
+
+def test_kernels_of_graphs_have_the_stacks_that_captured_them(libraries: dict[str, Path]) -> None:
+    """Of graphs that are instantiated twice, cloned, in another graph, updated, and captured by threads."""
+    python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
+    lines, expected = _recorded(python, libraries["kernels"], GRAPHS)
+    _assert_captured(lines, expected, 12 + 4 + 3 + 3 + 9)
+
+
+def test_kernels_of_graphs_have_the_stacks_of_their_capture_with_warps(libraries: dict[str, Path]) -> None:
+    """Known by their order: not if that differs, or if two streams are captured at a time."""
+    python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
+    lines, expected = _recorded(python, libraries["warps"], SOURCES / "node_launches_of_python.py")
+    stacks = {line["id"]: line["frames"] for line in lines if line["type"] == "stack"}
+    kernels = [
+        line for line in lines if line["type"] == "gpu_kernel" and line["args"].get("launched_by") == "graph"
+    ]
+    assert len(expected) == 3 + 3 + 2 + 3 + 1 + 1
+    frames = [stacks[kernel["stack"]] for kernel in kernels]
+    read = [
+        [kernel["name"], of[-1]["line"] if len(of) > 1 else None]
+        for kernel, of in zip(kernels, frames, strict=True)
+    ]
+    assert read == expected
+    assert {of[0]["function"] for of in frames if len(of) == 1} == {"(capture not recorded)"}
+
+
+def test_graphs_that_were_captured_before_a_window_have_stacks_in_it(libraries: dict[str, Path]) -> None:
+    python = interpreter("3.12") or pytest.skip("there is no Python 3.12")
+    library, begin = libraries["kernels"], {"TRACEPIPE_WINDOW_BEGIN": "1 profiler"}
+    _assert_captured(*_recorded(python, library, GRAPHS, "late", **begin), 9)
+
+
+def _assert_captured(lines: list[Event], expected: list[list[list[Any]]], count: int) -> None:
+    stacks = {line["id"]: line["frames"] for line in lines if line["type"] == "stack"}
+    kernels = [line for line in lines if line["type"] == "gpu_kernel"]
+    assert len(kernels) == len(expected) == count
+    for kernel, frames in zip(kernels, expected, strict=True):
+        read = stacks[kernel["stack"]]
+        assert [
+            [frame["file"], frame["line"], frame["function"].rpartition(".")[2]] for frame in read
+        ] == frames
 
 
 def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import tracepipe
 from tests.support.recordings import Load, event, loader, span
+from tracepipe.analyses.gpu_by_line import gpu_by_line
 from tracepipe.reports import REPORTS
 from tracepipe.reports.lines import Options, run
 from tracepipe.store.run import load_run
@@ -98,6 +100,40 @@ def test_a_call_inside_another_has_the_stack_of_that_one(load: Load) -> None:
     }
 
 
+def test_kernels_of_a_graph_have_the_lines_that_captured_them(load: Load, tmp_path: Path) -> None:
+    """The call that replays the graph, and what it launched by itself, keep the line of the call."""
+    replays = [
+        line
+        for at in range(10_000, 50_000, 10_000)
+        for line in (
+            launch(at, at, stack=1),
+            kernel(at + 100, at, stack=2),
+            kernel(at + 110, at, stack=3),
+            kernel(at + 120, at, 20, stack=4),
+        )
+    ]
+    unknown = {"type": "stack", "id": 4, "frames": [{"function": "(capture not recorded)"}]}
+    stacks = stack(1, (TRAIN, 90)), stack(2, (TORCH, 1), (TRAIN, 5)), stack(3, (TRAIN, 6)), unknown
+    recorded = load(*stacks, *replays, launch(60_000, 3, stack=1), kernel(60_010, 3))
+    captured = {
+        "ann/train.py:5 f": (40, 4),
+        "ann/train.py:6 f": (40, 4),
+        "(capture not recorded)": (80, 4),
+        "ann/train.py:90 f": (10, 1),
+    }
+    assert times(run(recorded, Options())) == captured
+    assert {line: (gpu_ns, count) for line, gpu_ns, count in gpu_by_line(recorded)} == captured
+    (chain,) = REPORTS["gaps"].run(recorded, REPORTS["gaps"].options()).as_json()["chains"]
+    assert chain["launched_by"] == "ann/train.py:5 f"
+    tracepipe.convert(tmp_path / "run.jsonl", tmp_path / "run.json", "chrome")
+    shown = json.loads((tmp_path / "run.json").read_bytes())["traceEvents"]
+    lines = Counter((one["name"], one["args"]["python"]) for one in shown if "python" in one.get("args", {}))
+    assert lines == {
+        ("cuLaunchKernel", "ann/train.py:90 f"): 5,
+        **{("gemm", line): kernels for line, (_, kernels) in captured.items()},
+    }
+
+
 def test_backward_is_for_the_last_forward_range_with_its_number(load: Load) -> None:
     backward = {"tid": 9}
     result = run(
@@ -124,6 +160,32 @@ def test_backward_is_for_the_last_forward_range_with_its_number(load: Load) -> N
         Options(),
     )
     assert times(result) == {"ann/train.py:1 f, backward": (10, 1), "autograd (line not known)": (20, 2)}
+
+
+def test_a_stack_of_installed_packages_alone_does_not_hide_whom_autograd_works_for(load: Load) -> None:
+    """Compiled code runs Python on autograd's thread, without a frame of the user's."""
+    backward = {"tid": 9, "comm": "pt_autograd_0"}
+    result = run(
+        load(
+            stack(1, (TRAIN, 1)),
+            stack(2, (TORCH, 1)),
+            *ranged(2_000, 2_040, "CompiledFunction, seq = 5"),
+            launch(2_025, 1, stack=1),
+            *ranged(3_000, 3_100, "CompiledFunctionBackward, seq = 5", **backward),
+            launch(3_020, 3, stack=2, **backward),
+            launch(3_220, 4, stack=2, **backward),
+            launch(3_400, 5, stack=2),
+            kernel(4_000, 3),
+            kernel(4_100, 4),
+            kernel(4_200, 5),
+        ),
+        Options(),
+    )
+    assert times(result) == {
+        "ann/train.py:1 f, backward": (10, 1),
+        "autograd (line not known)": (10, 1),
+        "nn/linear.py:1 f": (10, 1),
+    }
 
 
 @pytest.mark.parametrize("calls", ["with calls of its own", ""])
@@ -154,6 +216,17 @@ def test_backward_is_for_the_python_around_the_forward_operator(calls: str, tmp_
     }
     assert times(result) == expected | ({"model.py:7 forward": (4_000, 1)} if calls else {})
     assert "Backward: autograd launched it" in result.parts[0].note
+
+
+def test_compiled_code_of_a_profile_leads_to_the_model() -> None:
+    """Not to files of Inductor's cache, nor to Triton's launcher."""
+    result = run(load_run(str(SAMPLE.parents[1] / "kineto-compiled" / "input.json")), Options())
+    assert times(result) == {
+        "t.py:15 forward, backward": (86_884, 33),
+        "t.py:15 forward": (85_698, 23),
+        "t.py:39 step": (3_104, 2),
+        "t.py:39 step, backward": (2_560, 2),
+    }
 
 
 def test_autograd_s_thread_is_known_by_its_name_alone(load: Load) -> None:

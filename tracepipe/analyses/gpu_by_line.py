@@ -1,4 +1,4 @@
-"""The Python stack that launched each piece of the GPU's work, and the GPU's time by line."""
+"""The Python stack behind each piece of the GPU's work, and the GPU's time by line."""
 
 from __future__ import annotations
 
@@ -63,20 +63,27 @@ def work_by_stack(run: Run, part: Part | None = None) -> Iterator[Work]:
         launched = run.shapes.has_launch(layer.shape[rows])
         calls = np.full(len(rows), NONE, np.int64)
         calls[launched] = launches.find(layer, rows[launched])
-        stack = np.full(len(rows), NO_CALL, np.int64)
-        known = np.flatnonzero(calls != NONE)
-        stack[known] = stacks_of(run, calls[known])
-        yield Work(name, layer, rows, stack)
+        yield Work(name, layer, rows, stacks_of(run, layer, rows, calls))
 
 
-def stacks_of(run: Run, calls: Int64s) -> Int64s:
-    """For rows of calls, the stack as `called_by` has it, or that of the forward operator of autograd plus
-    BACKWARD; else AUTOGRAD or NO_STACK. Shapes `(n,)`.
+def stacks_of(run: Run, layer: Layer, rows: Ints, calls: Ints) -> Int64s:
+    """For rows of work and of the calls that launched it, the stack of the work: its own, as work in a CUDA
+    graph has that of the code that made its node; else the call's as `called_by` has it, or, if no frame of
+    that is the user's, that of the forward operator of autograd plus BACKWARD; else AUTOGRAD, NO_STACK, or
+    NO_CALL for NONE. Shapes `(n,)`.
     """
-    found = called_by(run, calls)
-    bare = np.flatnonzero(found == NO_STACK)
+    found = np.full(len(rows), NO_CALL, np.int64)
+    known = np.flatnonzero(calls != NONE)
+    found[known] = called_by(run, calls[known])
+    if layer.stack is not None:
+        own = layer.stack[rows]
+        found = np.where(own == NONE, found, own)
+    is_library = np.array([*run.stacks.is_library, False], np.bool_)
+    is_bare = (found == NO_STACK) | ((found >= 0) & is_library[run.stacks.own(np.maximum(found, NONE))])
+    bare = np.flatnonzero(is_bare & (calls != NONE))
     if len(bare):
-        found[bare] = _forward_stacks(run, calls[bare])
+        forward = _forward_stacks(run, calls[bare].astype(np.int64))
+        found[bare] = np.where(forward == NO_STACK, found[bare], forward)
     return found
 
 

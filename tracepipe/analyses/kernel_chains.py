@@ -80,7 +80,7 @@ def chains_of(run: Run, work: Work, rows: Int64s, top: int) -> tuple[list[Chain]
     chains = []
     for title, (sum_ns, some) in zip(titles, shown, strict=True):
         length, busy_ns = int(last[some[0]] - first[some[0]]) + 1, int(kernels_ns[some].sum())
-        launched = _launched_by(run, work.call[on_stream[first[some]]])
+        launched = _launched_by(run, work, on_stream[first[some]])
         # Kernels of one stream may overlap a little.
         chains.append(Chain(title, length, len(some), busy_ns, max(sum_ns - busy_ns, 0), launched))
     return chains, len(recurring)
@@ -105,13 +105,15 @@ def _titles(run: Run, chains: list[list[int]]) -> list[str]:
     ]
 
 
-def _launched_by(run: Run, calls: Int64s) -> str | None:
-    """The most frequent line of some calls, else the most frequent innermost range around them."""
-    calls = calls[calls != NONE]
-    stacks, counts = np.unique(stacks_of(run, calls), return_counts=True)
+def _launched_by(run: Run, work: Work, rows: Int64s) -> str | None:
+    """The most frequent line of some kernels, else the most frequent innermost range around their calls."""
+    found = stacks_of(run, run.layer("gpu_kernel"), work.row[rows], work.call[rows])
+    stacks, counts = np.unique(found, return_counts=True)
     counts, stacks = counts[stacks >= 0], stacks[stacks >= 0]
     if len(stacks):
         return Lines(run).of(int(stacks[np.argmax(counts)]))[0]
+    calls = work.call[rows]
+    calls = calls[calls != NONE]
     ranges, layer, (thread, _) = run.layer("annotation"), run.layer("userspace"), run.shapes.threads
     of_thread, inner = RowsByNumber(thread[ranges.shape]), np.full(len(calls), NONE, np.int64)
     for number, places in RowsByNumber(thread[layer.shape[calls]]):

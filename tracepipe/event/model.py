@@ -262,7 +262,7 @@ class Event(TypedDict, total=False):
     ]
     thread: Annotated[list[int], Doc("gpu_thread: thread index in its block", 0, INDEX_LIMIT, length=3)]
     layer: Annotated[str, Doc("hook: the layer's own name, which the hook states, or that of its file")]
-    stack: Annotated[int, Doc("id of the stack that called it", 0, COLUMN_LIMIT)]
+    stack: Annotated[int, Doc("id of the stack that called it, or captured it in a graph", 0, COLUMN_LIMIT)]
     args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
 
 

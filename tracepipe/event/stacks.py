@@ -29,9 +29,11 @@ _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
 # The files of code that no user wrote: Python's own modules, installed packages, PyTorch where it runs from
 # its sources, and what torch.compile generates.
 _LIBRARY: Final = re.compile(
-    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>|/torchinductor_"
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>"
+    r"|(?:^|/)torchinductor_|/c[a-z2-7]{51}\.py$"
     r"|(?:^|/)torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|overrides\.py|jit/)"
 )
+_TRITON_LAUNCHER: Final = "<string>", "launcher"
 
 
 class Frame(NamedTuple):
@@ -51,7 +53,9 @@ class Frame(NamedTuple):
     @property
     def is_library(self) -> bool:
         """Whether its file is one of Python's own modules, of an installed package or generated."""
-        return self.file is not None and _LIBRARY.search(self.file) is not None
+        if self.file is None or (self.file, self.function) == _TRITON_LAUNCHER:
+            return self.file is not None
+        return _LIBRARY.search(self.file) is not None
 
 
 class Stacks:

@@ -7,7 +7,7 @@ from typing import Final
 from tracepipe.event.model import LAYERS
 from tracepipe.store.samples import SERIES
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Goes up whenever a table or a rule that fills one changes: stores of another version are made again."""
 FRAMES: Final = tuple(layer for layer in LAYERS if layer != "gpu_warp")  # warps have separate columns
 """The tables of spans, and `gpu_thread`."""

@@ -25,6 +25,10 @@ def _engine(request: CaptureRequest, toolchain: Toolchain, *streams: RecordStrea
     from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
     owner = toolchain.owner.uid, toolchain.owner.gid
+    if streams and request.gpu != "off" and request.stacks == "python" and request.command:
+        from tracepipe.tracer.gpu.engines.compiled_code import CompiledStream
+
+        streams = (*streams, CompiledStream(owner))
     return GpuEngine(streams, owner=owner, stacks=request.stacks, gpus=toolchain.driver.listed)
 
 

@@ -3,7 +3,7 @@
 The CUDA driver loads the library into the command (`native/kernels.cpp` describes how it works). Its records,
 which `native/kernel_records.h` describes, become lines:
 
-    gpu_kernel X   launch, grid, block, stream
+    gpu_kernel X   launch, grid, block, stream; `stack` of the code that made its node of a CUDA graph
     transfer X     HtoD, DtoH, …, memset: gpu, stream, size, launch
     userspace X    calls with their results, launches also with sizes; `launch` where they request work,
                    `stack` where Python made them
@@ -65,6 +65,7 @@ from tracepipe.units import counted
 class KernelKind(IntEnum):
     """Kinds of CUPTI's records."""
 
+    NODE = 38
     LAYOUT = 39
     HELLO = 40
     KERNEL = 41
@@ -93,6 +94,10 @@ SET: Final = struct.Struct("<QQQQ7I4x")
 CALL: Final = struct.Struct("<QQQ8I")
 MEMORY: Final = struct.Struct("<QQQ6I")
 TAKEN: Final = struct.Struct("<QQ")
+NODE: Final = struct.Struct("<QQQ")
+NODES_MAX: Final = 1 << 20
+"""The nodes of graphs that are remembered of a process; the oldest are forgotten first."""
+_NODE_BYTES: Final = 100  # roughly, of each
 _TIMES_BYTES: Final = 16
 """Records of work begin with two times."""
 LAYOUT: Final = struct.Struct("<4I")
@@ -273,6 +278,10 @@ class _Work:
     """Correlation of a call that allocates or frees memory → its function and thread; the last calls only."""
     launches: _Launches = field(default_factory=_Launches)
     layouts: dict[int, _Layout] = field(default_factory=dict)
+    nodes: dict[int, int] = field(default_factory=dict)
+    """Node of a graph → the stack that made it, as `id_of_capture` takes it."""
+    updated: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    """Node that got another stack → when, and the stack before."""
     has_died: bool = False
     """Whether it could not send its last records."""
     now_ns: int = 0
@@ -336,7 +345,7 @@ class KernelDecoder(Decoder):
 
     kinds = frozenset[int](KernelKind) - {KernelKind.ANY} | {Kind.KEPT}
     layers = LAYERS
-    kept = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO, KernelKind.LAYOUT})
+    kept = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO, KernelKind.LAYOUT, KernelKind.NODE})
     whole = frozenset(LAYERS)
     keeper, finder = _KernelKeeper, _KernelFinder
 
@@ -346,6 +355,7 @@ class KernelDecoder(Decoder):
         self._functions: dict[str, _Function] = {}
         self._waiting: list[GpuRecord] = []
         self._unended: Counter[tuple[int, str, str]] = Counter()
+        self._without_capture = 0
         self._layouts: Mapping[int, tuple[struct.Struct, MakeEvents]] = {
             KernelKind.KERNEL: (KERNEL, self._kernel),
             KernelKind.COPY: (COPY, self._transfer),
@@ -381,6 +391,14 @@ class KernelDecoder(Decoder):
             if layout.kind and (made is None or made.size != len(layout.record)):
                 raise Malformed
             put_bounded(work.layouts, cupti_kind, layout, _LAYOUTS_MAX)
+        elif record.kind == KernelKind.NODE:
+            node, original, stack = NODE.unpack(payload)
+            self._recording.memory.use(_NODE_BYTES * (len(work.nodes) < NODES_MAX))
+            before, made_at = work.nodes.pop(node, None), work.nodes.get(original) if original else stack
+            if made_at is not None:
+                put_bounded(work.nodes, node, made_at, NODES_MAX)
+            if original and stack and before is not None:
+                put_bounded(work.updated, node, (record.time_ns, before), NODES_MAX)
         elif record.kind == KernelKind.HELLO:
             work.is_realtime = bool(HELLO.unpack_from(payload)[1])
         else:
@@ -416,6 +434,13 @@ class KernelDecoder(Decoder):
                 correlation, first = min(work.launches.open.items(), key=lambda item: item[1].start_ns)
                 place = stacks.innermost(pid, first.stack)
                 failures.left(pid, UnendedLaunch(work.launch_id(correlation), first.kernel, place))
+
+    @property
+    def last_notes(self) -> list[str]:
+        if not self._without_capture:
+            return []
+        which = counted(self._without_capture, "kernel|kernels")
+        return [f"{which} or copies of CUDA graphs have no line of Python: their capture was not recorded"]
 
     def last(self, lines: Lines) -> None:
         works = self._work.values()
@@ -506,7 +531,7 @@ class KernelDecoder(Decoder):
             args["launched_by"] = "device"
         event["name"] = work.process.names.get(values[2], "kernel whose name was lost")
         event |= {"grid": values[8:11], "block": values[11:14]}
-        yield event | {"args": args | _where(context=values[5], graph=graph, node=values[3])}
+        yield event | self._placed(work, record.pid, values, args, graph)
 
     def _transfer(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
         event = _work_event("transfer", work, record, values)
@@ -522,7 +547,20 @@ class KernelDecoder(Decoder):
             args["async"] = bool(flags & _ASYNCHRONOUS)
             if to_gpu != values[4]:
                 args["to_gpu"] = work.process.gpus.get(to_gpu, to_gpu)
-        yield event | {"args": args | _where(context=values[5], graph=values[8], node=values[3])}
+        yield event | self._placed(work, record.pid, values, args, values[8])
+
+    def _placed(self, work: _Work, pid: int, values: tuple[int, ...], args: Event, graph: int) -> Event:
+        """The arguments of work, with where it ran; of work in a graph also the stack that made its node."""
+        start_ns, node, context = values[0], values[3], values[5]
+        if not graph:
+            return {"args": args | {"context": context}}
+        number, placed = work.nodes.get(node), {"context": context, "graph": graph, "graph_node": node}
+        updated_ns, before = work.updated.get(node, (0, None))
+        if start_ns < updated_ns and not work.is_realtime:
+            number = before
+        stack = self._recording.stacks.id_of_capture(pid, number)
+        self._without_capture += number is None and stack is not None
+        return {"args": args | placed} | ({} if stack is None else {"stack": stack})
 
     def _call(self, work: _Work, record: GpuRecord, values: tuple[int, ...]) -> Iterator[Event]:
         start_ns, end_ns, stack, domain, function, tid, correlation, result, *of_wait = values
@@ -603,10 +641,6 @@ def _write(lines: Lines, events: list[Event]) -> None:
         lines.record(event)
 
 
-def _where(context: int, graph: int, node: int) -> dict[str, int]:
-    return {"context": context} | ({"graph": graph, "graph_node": node} if graph else {})
-
-
 def _name_at(names: tuple[str, ...], number: int) -> str:
     return names[number] if number < len(names) else str(number)
 
@@ -620,7 +654,7 @@ class KernelStream(RecordStream):
     decoders: Sequence[MakeDecoder] = (ProcessDecoder, KernelDecoder, StallDecoder)
     clocks: Sequence[str] = ("realtime",)  # an older CUPTI uses its own clock
     lost_layers: Mapping[int, str] = {
-        **LAYERS, KernelKind.CALL_NAME: "userspace",
+        **LAYERS, KernelKind.CALL_NAME: "userspace", KernelKind.NODE: "stack",
         StallKind.STALLS: STALL_LAYER, StallKind.STALL_LOSS: STALL_LAYER,
     }  # fmt: skip
     lost_reasons: Mapping[int, str] = {

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT
 from tracepipe.kernel_names import short_kernel_name
@@ -51,6 +51,9 @@ from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Conditions, Span, SpanKind
 
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.compiled_code import CompiledCode
+
 GPUS_MAX: Final = 256
 # native/python_stacks.h describes these two.
 STACK: Final = struct.Struct("<QII")
@@ -59,8 +62,15 @@ FRAME: Final = struct.Struct("<QIHxx")
 """number, line, bytes of the function's name; that and the file's follow."""
 _STACK_BYTES: Final = 512  # roughly, for each stack or frame without its texts and frames
 
+_NO_CAPTURE: Final[Mapping[int | None, str]] = {
+    None: "(capture not recorded)",
+    0: "(no Python)",
+    1: "autograd (line not known)",  # STACK_OF_AUTOGRAD of native/python_stacks.h
+}
+"""In place of the stack that captured work in a graph."""
+
 Event = dict[str, Any]
-_Frame = tuple[str, str, int]
+Frame = tuple[str, str, int]
 """Function, file, line."""
 
 
@@ -73,15 +83,17 @@ class PythonStacks:
 
     def __init__(self, memory: MemoryLimit) -> None:
         self._memory = memory
-        self._frames: dict[tuple[int, int], _Frame] = {}
+        self._frames: dict[tuple[int, int], Frame] = {}
         """Number of a process's frame → the frame, which is one object even if it has several numbers."""
-        self._known_frames: dict[_Frame, _Frame] = {}
+        self._known_frames: dict[Frame, Frame] = {}
         self._stacks: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
         """Number of a process's stack → the number of frames left out, and the numbers of the others."""
-        self._ids: dict[tuple[int, tuple[_Frame | None, ...]], int] = {}
+        self._ids: dict[tuple[int, tuple[tuple[str | int, ...], ...]], int] = {}
         """The number of frames left out, and the others → id."""
         self._ids_of_processes: dict[tuple[int, int], int] = {}
+        self._pids: set[int] = set()
         self._new: list[dict[str, Any]] = []
+        self.compiled: CompiledCode | None = None
 
     def add_stack(self, pid: int, payload: memoryview) -> None:
         """Add a stack of a process by its record."""
@@ -89,6 +101,7 @@ class PythonStacks:
         if omitted > COUNT_LIMIT or STACK.size + 8 * frames != len(payload):
             raise Malformed
         self._memory.use(_STACK_BYTES + 8 * len(payload))
+        self._pids.add(pid)
         self._ids_of_processes.pop((pid, number), None)
         self._stacks[pid, number] = omitted, struct.unpack_from(f"<{frames}Q", payload, STACK.size)
 
@@ -108,16 +121,31 @@ class PythonStacks:
         if known is not None or not number or (pid, number) not in self._stacks:
             return known
         omitted, numbers = self._stacks[pid, number]
-        frames = tuple(self._frames.get((pid, frame)) for frame in numbers)
-        if None in frames:
+        frames = [self._frames.get((pid, frame)) for frame in numbers]
+        found = [frame for frame in frames if frame is not None]
+        if len(found) < len(frames):
             return None
+        if self.compiled is not None:
+            found = [*self.compiled.behind(found), *found]
+        stack = self._ids_of_processes[pid, number] = self._id_of(tuple(found), omitted)
+        return stack
+
+    def id_of_capture(self, pid: int, number: int | None) -> int | None:
+        """The id of the stack that captured work in a graph: None is a capture that was not recorded, and the
+        others of `_NO_CAPTURE` say why there is no stack. The only frame of such a stack says so, of a
+        process that has stacks.
+        """
+        if number is not None and number not in _NO_CAPTURE:
+            return self.id_of(pid, number)
+        return self._id_of(((_NO_CAPTURE[number],),)) if pid in self._pids else None
+
+    def _id_of(self, frames: tuple[tuple[str | int, ...], ...], omitted: int = 0) -> int:
         stack = self._ids.get((omitted, frames))
         if stack is None:
             stack = self._ids[omitted, frames] = len(self._ids) + 1
-            named = [dict(zip(("function", "file", "line"), frame, strict=True)) for frame in frames if frame]
+            named = [dict(zip(("function", "file", "line"), frame, strict=False)) for frame in frames]
             line = {"type": "stack", "id": stack, "frames": named}
             self._new.append(line | ({"omitted": omitted} if omitted else {}))
-        self._ids_of_processes[pid, number] = stack
         return stack
 
     def innermost(self, pid: int, number: int) -> str:

@@ -86,7 +86,9 @@ class WarpKind(IntEnum):
 
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
 LOST_WARPS: Final = struct.Struct("<QIIQ")  # launch, gpu, why, warps
-KERNEL: Final = struct.Struct("<QQQI3I3I3IQIIQQQQQII")
+KERNEL: Final = struct.Struct("<QQQI3I3I3IQIIQQQQQIIQ")
+_BY_GRAPH: Final = 1
+_NO_STACK_AT_CAPTURE: Final = 2  # of native/captured_graphs.h
 WARPS: Final = struct.Struct("<QQIIIxxxx")  # launch, base_ns, warps, exits, columns
 COLUMN: Final = struct.Struct("<BBxxI")  # id, bytes a value, values
 
@@ -137,7 +139,8 @@ class Kernel(NamedTuple):
     """A launch that has ended. Of its `warps`, `begun` were recorded, `whole` with the exit of every lane.
 
     `call_ns` is CLOCK_MONOTONIC, `start_ns` and `end_ns` the GPU's clock; `launched_by` indexes LAUNCHED_BY.
-    `registers` are those of a thread, 0 where neither they nor the static shared memory are known.
+    `registers` are those of a thread, 0 where neither they nor the static shared memory are known. `stack` is
+    that of the capture, if a graph launched it.
     """
 
     launch: int
@@ -157,6 +160,7 @@ class Kernel(NamedTuple):
     whole: int
     registers: int
     static_shared_bytes: int
+    stack: int
 
 
 def read_kernel(payload: memoryview) -> Kernel:
@@ -459,6 +463,7 @@ class WarpDecoder(Decoder):
                 self._batches.append(batch)
         elif kind == WarpKind.KERNEL:
             event = self._kernel(work, record)
+            self._recording.stacks.write_new(lines)
             reason = f"launch {work.launch}: none of its warps was recorded"
             lines.record(event or self._recording.loss("gpu_kernel", 1, reason, record.time_ns))
         elif kind == WarpKind.LOST_WARPS:
@@ -513,7 +518,12 @@ class WarpDecoder(Decoder):
         if kernel.whole < kernel.warps:
             args["warps_not_whole"] = kernel.warps - kernel.whole
         span = {"type": "gpu_kernel", "phase": "X", "dur_ns": kernel.end_ns - kernel.start_ns}
-        return {"ts_ns": kernel.start_ns, **span, **work.of_launch, "args": args}
+        event = {"ts_ns": kernel.start_ns, **span, **work.of_launch}
+        if kernel.launched_by == _BY_GRAPH:
+            number = 0 if kernel.stack == _NO_STACK_AT_CAPTURE else kernel.stack or None
+            if (stack := self._recording.stacks.id_of_capture(record.pid, number)) is not None:
+                event["stack"] = stack
+        return event | {"args": args}
 
     def _warps(self, work: _Work, payload: memoryview) -> tuple[int, dict[str, Any]]:
         """The number of warps, and their record."""

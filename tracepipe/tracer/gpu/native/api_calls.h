@@ -31,13 +31,13 @@ namespace tracepipe {
 
 class ApiCalls {
   public:
-    ApiCalls(Channel &channel, Subscription &subscription) : channel_(channel), subscription_(subscription) {}
+    ApiCalls(Channel &channel, Subscription &subscription, PythonStacks &stacks)
+        : channel_(channel), subscription_(subscription), stacks_(stacks) {}
 
     // Sends what a new capture does not have from an earlier one.
     void begin_anew() {
         CallChoice choice;
         choice.read_settings();
-        is_with_stacks_ = stacks_.open();
         for (auto domain : {CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_CB_DOMAIN_RUNTIME_API})
             for (uint32_t id = 1; id < functions(domain); id++) {
                 const char *name = nullptr;
@@ -102,7 +102,7 @@ class ApiCalls {
             open = {turn, domain, id, data.correlationId, 0, 0};
             if (!is_on(turn)) return false;
             uint64_t now_ns = monotonic_ns();
-            if (is_with_stacks_ && function.flags & CALL_HAS_STACK)
+            if (stacks_.is_open() && function.flags & CALL_HAS_STACK)
                 open.stack = stacks_.here(channel_, now_ns), now_ns = monotonic_ns();
             open.start_ns = now_ns;
             return false;
@@ -260,9 +260,9 @@ class ApiCalls {
 
     Channel &channel_;
     Subscription &subscription_;
-    PythonStacks stacks_;
+    PythonStacks &stacks_;
     Gate replays_;
-    bool is_with_stacks_ = false, is_open_ = false;  // is_open_: the functions have callbacks
+    bool is_open_ = false;  // the functions have callbacks
     std::atomic<uint32_t> turn_{0}, session_{0};  // sessions count from 1
     Function functions_[CUPTI_CB_DOMAIN_RUNTIME_API + 1][std::max<size_t>(CUPTI_DRIVER_TRACE_CBID_SIZE,
                                                                          CUPTI_RUNTIME_TRACE_CBID_SIZE)];

@@ -18,6 +18,8 @@ enum CallFlag : uint16_t {
     CALL_UNLOADS = 256,
     CALL_ENDS_STREAM = 512,
     CALL_HAS_STACK = 1024,  // its stack is worth the cost: it launches, copies, sets or allocates
+    CALL_ENDS_GRAPH = 2048,
+    CALL_UPDATES_GRAPH = 4096,
 };
 
 inline uint16_t call_flags(bool is_runtime, const char *function) {
@@ -35,6 +37,8 @@ inline uint16_t call_flags(bool is_runtime, const char *function) {
     if (has("Launch") || has("Memcpy") || has("Memset") || has("lloc") || has("MemCreate")) flags |= CALL_HAS_STACK;
     if (begins("cuStreamBeginCapture")) flags |= CALL_BEGINS_CAPTURE;
     if (begins("cuStreamEndCapture")) flags |= CALL_ENDS_CAPTURE;
+    if (strcmp(function, "cuGraphDestroy") == 0) flags |= CALL_ENDS_GRAPH;
+    if (begins("cuGraphExecUpdate")) flags |= CALL_UPDATES_GRAPH;
     return flags;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The records of the engine `kernels`: kinds 39 to 48 of transport.h.
+// The records of the engine `kernels`: kinds 38 to 48 of transport.h.
 //
 // The payload of kinds 41 to 44 and 47 is an array of the struct of that name. All integers are
 // little-endian, without further padding; kernels.py has the same layouts. Times are ns on the clock
@@ -11,6 +11,7 @@
 namespace tracepipe {
 
 enum KernelKind : uint16_t {
+    KIND_NODE = 38,       // Node: a node of a CUDA graph was made
     KIND_LAYOUT = 39,     // Layout, a record, and Field[]: how CUPTI's records of a kind become others
     KIND_HELLO = 40,      // one Hello: a process loaded the library
     KIND_KERNEL = 41,     // Kernel[]
@@ -66,6 +67,14 @@ struct Call {
     uint32_t context, stream, event;  // of a call that records an event or waits; each ~0 without one
 };
 
+// A node that a thread made, or a clone of an earlier one, as each executable graph has of its nodes; or a node that
+// does from now on what another one says.
+struct Node {
+    uint64_t node, original;  // numbers of nodes, unique in the process; original: 0 if it is no clone
+    uint64_t stack;           // of the thread that made it, 0 without one; STACK_OF_AUTOGRAD; of a clone 0 or NODE_UPDATED
+};
+constexpr uint64_t NODE_UPDATED = 1;
+
 // Memory that a call allocated or freed.
 struct Memory {
     uint64_t time_ns, size_bytes, address;
@@ -83,6 +92,7 @@ struct Field {
 };
 
 static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 112 && sizeof(Copy) == 64);
+static_assert(sizeof(Node) == 24);
 static_assert(sizeof(Set) == 64 && sizeof(Call) == 56 && sizeof(Memory) == 48);
 
 }  // namespace tracepipe

@@ -19,6 +19,7 @@
 #include "api_calls.h"
 #include "entry_jump.h"
 #include "gpu_record.h"
+#include "graph_nodes.h"
 #include "own_thread.h"
 #include "stall_sampler.h"
 #include "subscription.h"
@@ -66,7 +67,9 @@ Windows windows(channel);
 pid_t owner;
 // Used until the process ends, so never destroyed: CUPTI's own threads may outlive static objects.
 Subscription &subscription = *new Subscription;
-ApiCalls &calls = *new ApiCalls(channel, subscription);
+PythonStacks &stacks = *new PythonStacks;
+ApiCalls &calls = *new ApiCalls(channel, subscription, stacks);
+GraphNodes &nodes = *new GraphNodes(channel, subscription, stacks);
 StallSampler &stalls = *new StallSampler(channel, windows, subscription);
 Translator &translator = *new Translator(channel);
 
@@ -188,6 +191,7 @@ void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *g
     if (this_process() != owner) return;
     if (subscription.has(Subscription::SAMPLER, domain, id)) stalls.take(domain, id, given);
     if (subscription.has(Subscription::GRAPHS, domain, id)) has_graphs = true;
+    if (subscription.has(Subscription::NODES, domain, id)) nodes.take(id, *static_cast<const CUpti_ResourceData *>(given));
     if (domain == CUPTI_CB_DOMAIN_RESOURCE) return;
     auto &data = *static_cast<const CUpti_CallbackData *>(given);
     bool is_entry = data.callbackSite == CUPTI_API_ENTER;
@@ -223,6 +227,7 @@ bool send_last(bool is_taken, std::chrono::milliseconds longest) {
         std::lock_guard turning(turn_mutex);
         record_nothing();
         subscription.clear(Subscription::TRIGGERS);
+        subscription.clear(Subscription::NODES);
     }
     wait_for_buffers(longest);
     bool is_forced = buffers_out != 0;
@@ -389,7 +394,9 @@ Attached begin(bool is_late) {
     if (is_late) has_graphs = true;
     if (!has_graphs)
         subscription.set(Subscription::GRAPHS, CUPTI_CB_DOMAIN_RESOURCE, CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING, true);
+    bool has_stacks = stacks.open();
     calls.begin_anew();
+    if (has_stacks) nodes.open();
     put_hello();
     if (is_late)
         put_gpus();

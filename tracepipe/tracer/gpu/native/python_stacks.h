@@ -16,6 +16,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <sys/prctl.h>
 
 #include "python_frames.h"
 #include "transport.h"
@@ -58,6 +59,9 @@ class NumberSet {
     size_t count_ = 0;
 };
 
+// In place of the stack of a thread of PyTorch's autograd, which has none.
+constexpr uint64_t STACK_OF_AUTOGRAD = 1;
+
 class PythonStacks {
   public:
     // Whether this process is a Python whose frames can be read. A process has one Python, which is loaded
@@ -68,10 +72,11 @@ class PythonStacks {
         is_open_ = frames_.open() && stacks_.clear() && sent_.clear();
         return is_open_;
     }
+    bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
     // The number of the calling thread's stack, which was sent before; 0 if there is none.
     uint64_t here(Channel &channel, uint64_t now_ns) {
         PythonFrame frames[PythonFrames::FRAMES_MAX];
-        unsigned count = is_open_.load(std::memory_order_relaxed) ? frames_.read(frames) : 0;
+        unsigned count = is_open() ? frames_.read(frames) : 0;
         if (!count) return 0;
         // Frames of the same code as a moment ago are the same: no code can be replaced in that time.
         thread_local Last last;
@@ -87,6 +92,14 @@ class PythonStacks {
         }
         last.time_ns = now_ns;
         return number;
+    }
+
+    // The same for what captures work for later: STACK_OF_AUTOGRAD too.
+    uint64_t capturing(Channel &channel, uint64_t now_ns) {
+        uint64_t stack = here(channel, now_ns);
+        char name[16] = "";
+        if (!stack) prctl(PR_GET_NAME, name);
+        return strncmp(name, "pt_autograd_", strlen("pt_autograd_")) == 0 ? STACK_OF_AUTOGRAD : stack;
     }
 
   private:

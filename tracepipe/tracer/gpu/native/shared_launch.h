@@ -16,6 +16,7 @@ struct Node {
     uint64_t grid_id = 0;
     bool is_selected = false;
     bool launches_kernels = false;  // then its own entries are not seen
+    size_t place = 0;               // among the kernels of its graph
 };
 
 // The records of one kernel.

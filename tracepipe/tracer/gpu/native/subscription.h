@@ -10,7 +10,7 @@ namespace tracepipe {
 class Subscription {
   public:
     // Who wants a callback.
-    enum Part : uint8_t { CALLS = 1, TRIGGERS = 2, SAMPLER = 4, GRAPHS = 16 };
+    enum Part : uint8_t { CALLS = 1, TRIGGERS = 2, SAMPLER = 4, NODES = 8, GRAPHS = 16 };
     using Handler = void (*)(CUpti_CallbackDomain, CUpti_CallbackId, const void *given);
 
     // Whether the process has it now, or had it before.

@@ -326,8 +326,9 @@ struct LaunchRecord {
     uint64_t start_ns, end_ns;     // %globaltimer of the first entry and the last exit
     uint64_t warps, begun, whole;  // warps of the recorded blocks
     uint32_t registers, static_shared_bytes;  // of the unpatched kernel; no registers: neither is known
+    uint64_t stack;  // of a kernel of a graph: that captured it (captured_graphs.h)
 };
-static_assert(sizeof(LaunchRecord) == 24 + 40 + 16 + 16 + 24 + 8, "");
+static_assert(sizeof(LaunchRecord) == 24 + 40 + 16 + 16 + 24 + 8 + 8, "");
 
 struct LostRecord {
     uint64_t launch;

@@ -20,6 +20,7 @@
 #include "call_arguments.h"
 #include "call_choice.h"
 #include "call_flags.h"
+#include "captured_graphs.h"
 #include "drain.h"
 #include "functions.h"
 #include "python_stacks.h"
@@ -49,6 +50,9 @@ struct Thread {
     uint64_t stack = 0;           // of the outermost call, if it was read
     uint64_t call_ns = 0;
     std::vector<LaunchPointer> made;
+    const char *symbol = nullptr;         // of the kernel that this call launches
+    bool is_launched = false;             // this call's kernel runs, and is not only captured
+    std::vector<size_t> graph_functions;  // of the kernels of the graph's launch, hashed
     LaunchPointer graph;              // the graph whose nodes are being reported
     std::shared_ptr<Context> graph_context;
     const void *graph_data = nullptr;
@@ -212,13 +216,21 @@ class Injection {
         if (flags & CALL_BEGINS_CAPTURE) quiet_.captures.begin(stream_of(data));
         if (flags & CALL_UNLOADS && functions_.is_any_patched() && !thread().is_unloading)
             thread().is_unloading = quiet_.captures.wait_to_change();
+        if (flags & CALL_ENDS_GRAPH && data.functionParams) graphs_.destroy(*static_cast<const CUgraph *>(data.functionParams));
         quiet_.gate.enter(thread().place);
     }
     void leave_driver(uint16_t flags, const Sanitizer_CallbackData &data) {
         uint32_t result = result_of(data);
         if (flags & CALL_BEGINS_CAPTURE && result) quiet_.captures.end(stream_of(data));
-        if (flags & CALL_ENDS_CAPTURE && (!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED))
+        if (flags & CALL_BEGINS_CAPTURE && !result) graphs_.begin();
+        if (flags & CALL_ENDS_CAPTURE && (!result || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)) {
             quiet_.captures.end(stream_of(data));
+            graphs_.end(result ? nullptr : captured_by(data));
+        }
+        if (flags & CALL_UPDATES_GRAPH && !result && data.functionParams) {
+            auto &updated = *static_cast<const std::pair<CUgraphExec, CUgraph> *>(data.functionParams);
+            graphs_.instantiate(updated.second, updated.first);
+        }
         if (flags & CALL_ENDS_STREAM) quiet_.captures.end(stream_of(data));
         if (flags & CALL_UNLOADS && std::exchange(thread().is_unloading, false)) quiet_.captures.changed();
         quiet_.gate.leave(thread().place);
@@ -226,6 +238,12 @@ class Injection {
     // The stream is the first parameter of all functions that these flags mark.
     static CUstream stream_of(const Sanitizer_CallbackData &data) {
         return data.functionParams ? *static_cast<const CUstream *>(data.functionParams) : nullptr;
+    }
+    // The graph of a call that ends a capture, whose second parameter points to it.
+    static CUgraph captured_by(const Sanitizer_CallbackData &data) {
+        if (!data.functionParams) return nullptr;
+        CUgraph *graph = static_cast<const std::pair<CUstream, CUgraph *> *>(data.functionParams)->second;
+        return graph ? *graph : nullptr;
     }
     static uint32_t result_of(const Sanitizer_CallbackData &data) {
         return data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
@@ -255,11 +273,13 @@ class Injection {
             launch = current.launch = channel_.next_launch();
             current.call_ns = monotonic_ns();
             current.made.clear();
+            current.symbol = data.symbolName, current.is_launched = false;
+            if (quiet_.captures.is_any() && !current.stack) current.stack = stacks_.capturing(channel_, current.call_ns);
         }
         if (!is_recorded || !current.is_in_window) return;
         if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
         if (flags & CALL_HAS_STACK && !current.stack) current.stack = stacks_.here(channel_, monotonic_ns());
-        uint64_t stack = flags & CALL_HAS_STACK ? current.stack : 0;
+        uint64_t stack = flags & CALL_HAS_STACK && current.stack != STACK_OF_AUTOGRAD ? current.stack : 0;
         put_call_enter(channel_, name, launch, kernel, stack, layout, data.functionParams);
     }
     void leave(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_recorded,
@@ -274,6 +294,8 @@ class Injection {
         if (!(flags & CALL_LAUNCHES)) return;
         if (result)
             for (LaunchPointer &launch : current.made) launch->is_cancelled = true;
+        else if (!current.is_launched && quiet_.captures.is_any())
+            graphs_.add(current.symbol, current.stack);
         current.made.clear();
         current.launch = 0;
     }
@@ -365,6 +387,7 @@ class Injection {
     // --- launches
 
     void launch(const Sanitizer_LaunchData &data) {
+        thread().is_launched = true;
         if (is_over_ && functions_.is_unpatched()) return;
         auto function = functions_.of(data);
         if (!function) return;  // not patched
@@ -427,17 +450,22 @@ class Injection {
     void graph(Sanitizer_CallbackId id, const void *data) {
         if (id == SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN) {
             const auto &node = *static_cast<const Sanitizer_GraphNodeLaunchData *>(data);
-            if (node.nodeType == CU_GRAPH_NODE_TYPE_KERNEL) this->node(node);
+            if (node.nodeType != CU_GRAPH_NODE_TYPE_KERNEL) return;
+            if (!node.isGraphUpload) thread().graph_functions.push_back(CapturedGraphs::hash(node.launchData.functionName));
+            this->node(node);
         } else if (id == SANITIZER_CBID_GRAPHS_LAUNCH_END) {
             graph_launched(*static_cast<const Sanitizer_GraphLaunchData *>(data));
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_CREATED) {
             const auto &created = *static_cast<const Sanitizer_GraphExecData *>(data);
+            graphs_.instantiate(created.graph, created.graphExec);
             bool is_of_device = created.isDeviceLaunch || created.containsDeviceGraphLaunches;
             if (is_of_device && !is_device_graph_reported_.exchange(true))
                 channel_.note("a CUDA graph is launched by a kernel: its nodes are not recorded then");
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_DESTROYING) {
+            CUgraphExec graph = static_cast<const Sanitizer_GraphExecData *>(data)->graphExec;
+            graphs_.destroy(graph);
             std::lock_guard<std::mutex> lock(graphs_mutex_);
-            warps_of_graph_.erase(static_cast<const Sanitizer_GraphExecData *>(data)->graphExec);
+            warps_of_graph_.erase(graph);
         }
     }
     void node(const Sanitizer_GraphNodeLaunchData &data) {
@@ -463,6 +491,7 @@ class Injection {
         if (!launch.nodes.empty()) node.record = describe(data.launchData, *function);
         node.record.stream = uint64_t(data.launchData.apiStream);
         node.record.launched_by = BY_GRAPH;
+        node.place = current.graph_functions.size() - 1;
         node.is_selected = is_next(*function, data.launchData) && selection_.takes(function->kernel, node.record.warps);
         if (node.is_selected) launch.begin(channel_, node.record.warps);
         // A graph without recorded nodes needs no memory.
@@ -480,11 +509,15 @@ class Injection {
     void graph_launched(const Sanitizer_GraphLaunchData &data) {
         LaunchPointer launch = std::move(thread().graph);
         thread().graph = nullptr;
+        std::vector<size_t> functions = std::exchange(thread().graph_functions, {});
         if (!launch || !thread().has_graph_begun) return;
         {
             std::lock_guard<std::mutex> lock(graphs_mutex_);
             warps_of_graph_[data.graphExec] = launch->expected;
         }
+        std::vector<uint64_t> stacks = graphs_.stacks(data.graphExec, functions);
+        for (Node &node : launch->nodes)
+            if (node.place < stacks.size()) node.record.stack = stacks[node.place];
         launch->record.warps = 0;
         for (const Node &node : launch->nodes) launch->record.warps += node.is_selected ? node.record.warps : 0;
         if (!thread().graph_data) return lost(launch->record, LOST_NO_MEMORY), launch->sent(channel_);
@@ -583,6 +616,7 @@ class Injection {
     std::atomic<uint64_t> sequence_{0};
     CallTable arguments_;
     PythonStacks stacks_;
+    CapturedGraphs graphs_;
     std::atomic<uint16_t> flags_[2][MOST_CALLBACKS] = {};
     std::atomic<const CallLayout *> layouts_[2][MOST_CALLBACKS] = {};
     std::atomic<bool> is_needless_[MOST_CALLBACKS] = {};  // runtime functions that have no use here
