@@ -9,6 +9,8 @@ from tracepipe.kernel_names import remembered
 
 RUNNING: Final = "running"
 """A slice of the scheduler's layer: a thread has a processor."""
+ON_CPU, OFF_CPU = "on-CPU", "off-CPU"
+"""The events of the layer `host_sample`: a thread was found running, and a slice without a processor."""
 WAKEUP: Final = "wakeup"
 """An instant of that layer: a thread that slept may run again."""
 RUNNABLE: Final = "runnable"

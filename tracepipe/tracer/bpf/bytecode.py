@@ -65,6 +65,8 @@ PROGRAMS = (
     "sched_switch",
     "sched_wakeup",
     "sched_migrate",
+    "sched_waking",
+    "host_sample",
     "process_exec",
     "thread_new",
     "thread_rename",
@@ -161,6 +163,7 @@ class Constant(IntEnum):
     END_AT = 18
     CLOCK_AHEAD_NS = 19
     PROBES = 20
+    WITH_SAMPLES = 21
 
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).
@@ -178,6 +181,7 @@ FIELDS: dict[int, tuple[str, str]] = {
     14: ("task/task_newtask", "clone_flags"),
     15: ("task/task_rename", "pid"),
     16: ("task/task_rename", "newcomm"),
+    17: ("sched/sched_waking", "pid"),
 }
 HOOK_FIELDS = range(32, 36)
 """FIELD(n) of a hook's tracepoint: its arguments."""

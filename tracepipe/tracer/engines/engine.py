@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from tracepipe.errors import OutputError
+from tracepipe.tracer.host_stacks import HostStacks
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss, window_record
 from tracepipe.tracer.records.render import RecordRenderer
@@ -191,6 +192,8 @@ class Attachment:
         self._names: dict[int, str] = {}
         """Names of the threads that ran before `start`."""
         self._turned = b""
+        self._host_stacks: HostStacks | None = None
+        self._with_scheduler = plan is None or "scheduler" in plan.own
 
     def cover(self, plan: Plan, refused: Collection[int], notify: Notify) -> None:
         """Set `layers` and `missing`, where the kernel refused some of the plan's probes."""
@@ -220,7 +223,14 @@ class Attachment:
         """The decoder of what `collect` returns, for a started recording; used on another thread."""
         start_ns = 0 if self._is_of_command else self._start_ns
         return RecordRenderer(
-            self._probes, self._syscalls, self._values, start_ns, self._names, causes=self._causes
+            self._probes,
+            self._syscalls,
+            self._values,
+            start_ns,
+            self._names,
+            self._causes,
+            self._host_stacks,
+            with_scheduler=self._with_scheduler,
         )
 
     def stop(self) -> None:

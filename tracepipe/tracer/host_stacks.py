@@ -1,0 +1,449 @@
+"""The stacks of the host: from the words that probes.bpf.c walks to frames with function, file and line.
+
+    FRAMES records ──▶ addresses ──▶ mapped file, offset ─────────────────────▶ symbol, when a line is rendered
+                  └──▶ Python's frames: code, instruction ──▶ code object, read at once: it may be freed soon
+
+One stack has both: native frames from the innermost one out to the interpreter, then Python's frames in place
+of the interpreter's own. Without a Python it has all native frames. The innermost address is exact. The kernel
+finds its callers by frame pointers, which many libraries are built without: there the native frames end early.
+An address in no symbol is shown as file and offset, and one in no file (a JIT) as "unknown", unless the program
+states it in /tmp/perf-PID.map.
+
+The layouts of CPython are those of gpu/native/python_frames.h, which reads them in the process itself.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tracepipe.errors import InputError
+from tracepipe.mangled_names import demangled
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.records.record import FRAMES, RECORD, RECORD_BYTES, ON_CPU_SAMPLE, SWITCH_OUT
+
+HZ: Final = 199
+"""Samples of a processor a second: no divisor of the round rates at which programs do things."""
+_NONE: Final = 0xFFFF
+_KIND_AT: Final = 28
+_HAS_STACK: Final = frozenset({FRAMES, ON_CPU_SAMPLE, SWITCH_OUT})
+_FIRST_ID: Final = 1 << 32  # smaller ids are those of the stacks that a library in the command reads
+_STACKS_MAX: Final = 1 << 18
+_FRAMES_MAX: Final = 1 << 16  # of a process
+_SAME_NS: Final = 1_000_000_000  # a code object that was read so recently is not read again
+_LOOK_NS: Final = (10_000_000, 1_000_000_000)  # how soon a process is looked at again for a Python: twice as late each time
+_UNKNOWN: Final = "unknown"
+
+
+class _Layout(NamedTuple):
+    """Offsets in bytes. `main`: the pointer to the main interpreter in `_PyRuntime`. The next ten are those of
+    struct python of probes.bpf.c, the others are in a code object and in a str. `at`: the instruction, an index
+    in 3.10 and a pointer in the others.
+    """
+
+    main: int
+    threads: int
+    next: int
+    id: int
+    in_pthread: int
+    frame: int
+    between: int
+    previous: int
+    code: int
+    at: int
+    owner: int
+    filename: int
+    name: int
+    linetable: int
+    first_line: int
+    first_traced: int
+    instructions: int
+    ascii_bytes: int
+    text_bytes: int
+
+
+# struct pthread of glibc.
+_TID_IN_PTHREAD: Final = {"x86_64": 720, "aarch64": 208}.get(platform.machine(), _NONE)
+_LAYOUTS: Final = {
+    10: _Layout(40, 8, 8, 176, _TID_IN_PTHREAD, 24, _NONE, 24, 32, 96, _NONE, 104, 112, 120, 40, _NONE, _NONE, 48, 72),
+    11: _Layout(48, 16, 8, 160, _NONE, 56, 8, 48, 32, 56, 69, 112, 128, 136, 72, 168, 184, 48, 72),
+    12: _Layout(48, 72, 8, 144, _NONE, 56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56),
+    13: _Layout(640, 7344, 8, 160, _NONE, 72, _NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56),
+}
+_PYTHON: Final = struct.Struct("<Q10HI")
+_DEBUG_OFFSETS: Final = (13, b"xdebugpy", 40, 72)
+"""From this version on, `_PyRuntime` begins with this cookie, and has the offsets of the first interpreter and
+of its threads at these places."""
+_NAMED_PYTHON: Final = re.compile(r"(?:lib)?python3\.(\d+)(?![\dtd])")
+_INTERPRETER: Final = re.compile(r"_?PyEval_|_PyFunction_Vectorcall|Py_(?:Run|Bytes)?Main|pymain_|_?PyRun_|_start$|__libc_start|main$")
+_CODE_BYTES: Final = 208
+_TEXT_BYTES, _TABLE_BYTES = 1024, 1 << 16
+
+
+class _Mapping(NamedTuple):
+    start: int
+    end: int
+    offset: int
+    path: str
+    inode: int
+
+
+class Native(NamedTuple):
+    """An address of native code: its file, the inode of that, and the offset in it; "" where it is in none."""
+
+    path: str
+    inode: int
+    offset: int
+    pid: int
+
+
+Python = tuple[str, str, int]
+"""Function, file and line."""
+
+
+class _Process:
+    """A process whose threads are sampled: its mapped code and its Python, as far as they were needed."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._mappings: list[_Mapping] = []
+        self._starts: list[int] = []
+        self.layout: _Layout | None = None
+        self.minor = 0
+        self.look_ns, self._wait_ns = 0, _LOOK_NS[0]
+        self._memory = -1
+        self._frames: dict[tuple[int, int], tuple[int, Python | None]] = {}
+
+    def read_mappings(self) -> None:
+        with suppress(OSError), open(f"/proc/{self.pid}/maps", encoding="utf-8", errors="replace") as lines:
+            found = []
+            for line in lines:
+                span, rights, offset, _, inode, *path = line.split(maxsplit=5)
+                if "x" in rights:
+                    start, _, end = span.partition("-")
+                    name = path[0].rstrip("\n") if path else ""
+                    found.append(_Mapping(int(start, 16), int(end, 16), int(offset, 16), name, int(inode)))
+            if found:
+                self._mappings, self._starts = found, [one.start for one in found]
+
+    def native(self, address: int) -> Native | None:
+        """What code an address is in; None for an address that is in none."""
+        for is_new in (False, True):
+            if is_new:
+                self.read_mappings()
+            at = bisect_right(self._starts, address) - 1
+            if at >= 0 and address < self._mappings[at].end:
+                one = self._mappings[at]
+                if not one.path.startswith("/"):
+                    return Native("", 0, address, self.pid)
+                return Native(one.path, one.inode, address - one.start + one.offset, self.pid)
+        return None
+
+    def find_python(self, now_ns: int) -> bytes | None:
+        """A struct python where one was found now; it is looked for again later where it was not."""
+        if self.layout is not None or now_ns < self.look_ns:
+            return None
+        self.look_ns, self._wait_ns = now_ns + self._wait_ns, min(2 * self._wait_ns, _LOOK_NS[1])
+        self.read_mappings()
+        for one in self._mappings:
+            named = _NAMED_PYTHON.match(one.path.rpartition("/")[2])
+            if named is None or int(named[1]) not in _LAYOUTS:
+                continue
+            with suppress(InputError, OSError), Elf(_readable(one.path, self.pid)) as elf:
+                value = elf.data_symbol("_PyRuntime")
+                if value is None:
+                    continue
+                minor, runtime = int(named[1]), one.start - elf.address_at(one.offset) + value
+                layout = _LAYOUTS[minor]
+                if minor >= _DEBUG_OFFSETS[0]:
+                    _, cookie, head_at, threads_at = _DEBUG_OFFSETS
+                    head = self.read(runtime, threads_at + 8)
+                    if head[:8] != cookie:
+                        continue
+                    main, threads = (int.from_bytes(head[at : at + 8], "little") for at in (head_at, threads_at))
+                    layout = layout._replace(main=main + 8, threads=threads)
+                self.layout, self.minor = layout, minor
+                return _PYTHON.pack(runtime + layout.main, *layout[1:11], 0)
+        return None
+
+    def read(self, address: int, size: int) -> bytes:
+        """Memory of the process. Raises OSError where it cannot be read."""
+        if self._memory < 0:
+            self._memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(self._memory, size, address)
+        except OverflowError:
+            raise OSError from None
+
+    def python(self, code: int, at: int, now_ns: int) -> Python | None:
+        """A frame of Python; None for one that Python does not show."""
+        known = self._frames.get((code, at))
+        if known is not None and now_ns - known[0] < _SAME_NS:
+            return known[1]
+        try:
+            frame = self._read_frame(code, at)
+        except (OSError, struct.error, IndexError):
+            # The process or its code object is gone: what was read before it went still holds.
+            frame = known[1] if known is not None else (_UNKNOWN, "", 0)
+        if len(self._frames) >= _FRAMES_MAX:
+            self._frames.clear()
+        self._frames[code, at] = now_ns, frame
+        return frame
+
+    def _read_frame(self, code: int, at: int) -> Python | None:
+        layout = self.layout
+        assert layout is not None
+        data = self.read(code, _CODE_BYTES)
+        first_line, filename, name, table = (
+            struct.unpack_from(form, data, place)[0]
+            for form, place in (
+                ("<i", layout.first_line), ("<Q", layout.filename), ("<Q", layout.name), ("<Q", layout.linetable)
+            )
+        )  # fmt: skip
+        if layout.instructions == _NONE:
+            place = 2 * (at & 0xFFFFFFFF) if not at & 1 << 31 else -1
+        else:
+            place = at - (code + layout.instructions)
+            (first_traced,) = struct.unpack_from("<i", data, layout.first_traced)
+            if 0 <= place < 2 * first_traced:
+                return None
+        size = min(struct.unpack("<q", self.read(table + 16, 8))[0], _TABLE_BYTES)
+        entries = self.read(table + 32, size) if size > 0 else b""
+        line_of = line_by_pairs if layout.instructions == _NONE else line_by_entries
+        line = line_of(entries, first_line, place) if place >= 0 else first_line
+        return self._text(name), self._text(filename), max(line, 0)
+
+    def _text(self, address: int) -> str:
+        """A str, which must be as Python's compiler makes them. Raises OSError for another object."""
+        layout = self.layout
+        assert layout is not None
+        head = self.read(address, layout.text_bytes)
+        length, state = int.from_bytes(head[16:24], "little"), int.from_bytes(head[32:36], "little")
+        is_compact, is_ascii, width = state >> 5 & 1, state >> 6 & 1, state >> 2 & 7
+        if not is_compact or length > _TEXT_BYTES or width not in (1, 2, 4):
+            raise OSError
+        data = self.read(address + (layout.ascii_bytes if is_ascii else layout.text_bytes), length * width)
+        if len(data) != length * width:
+            raise OSError
+        return data.decode({1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}[width], "replace")
+
+    def close(self) -> None:
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+
+def line_by_pairs(table: bytes, line: int, wanted: int) -> int:
+    """The line of a byte of code in 3.10 (PEP 626): pairs of bytes of code and line difference, −128 for none."""
+    passed = 0
+    for at in range(0, len(table) - 1, 2):
+        lines = table[at + 1] - 256 if table[at + 1] > 127 else table[at + 1]
+        line += lines if lines != -128 else 0
+        passed += table[at]
+        if passed > wanted:
+            return line if lines != -128 else 0
+    return line
+
+
+def line_by_entries(table: bytes, line: int, wanted: int) -> int:
+    """The same from 3.11 on (CPython's Objects/locations.md): 1 | kind 4 bits | units − 1, then data that depends
+    on the kind.
+    """
+    at = passed = 0
+    while at < len(table):
+        kind, units = table[at] >> 3 & 15, (table[at] & 7) + 1
+        at += 1
+        if 10 <= kind <= 12:
+            line += kind - 10
+        elif kind in (13, 14):
+            value, shift, place = 0, 0, at
+            while place < len(table):
+                value |= (table[place] & 63) << shift
+                if not table[place] & 64:
+                    break
+                place, shift = place + 1, shift + 6
+            line += -(value >> 1) if value & 1 else value >> 1
+        passed += 2 * units
+        if passed > wanted:
+            return line if kind != 15 else 0
+        while at < len(table) and not table[at] & 0x80:
+            at += 1
+    return line
+
+
+def _readable(path: str, pid: int) -> str:
+    """A path to a mapped file: as its process sees it, where that still runs."""
+    seen = f"/proc/{pid}/root{path}"
+    return seen if Path(seen).exists() else path
+
+
+class _Symbols:
+    """The functions of a file by offset in it."""
+
+    def __init__(self, path: str, inode: int, pid: int) -> None:
+        self._name = path.rpartition("/")[2].removesuffix(" (deleted)")
+        self._found: list[tuple[int, int, str]] = []
+        self._starts: list[int] = []
+        readable = _readable(path, pid)
+        with suppress(InputError, OSError):
+            if Path(readable).stat().st_ino == inode:  # else it was replaced
+                with Elf(readable) as elf:
+                    self._found = elf.symbols()
+                    self._starts = [one[0] for one in self._found]
+                    self._address = elf.address_at
+
+    def name(self, offset: int) -> str:
+        """The function at an offset, else the file and the offset."""
+        if self._found:
+            with suppress(InputError):
+                address = self._address(offset)
+                at = bisect_right(self._starts, address) - 1
+                if at >= 0 and address < self._found[at][1]:
+                    return demangled(self._found[at][2])
+        return f"{self._name}+{offset:#x}"
+
+
+class HostStacks:
+    """The stacks of one recording, by the numbers that records have.
+
+    `add` is called where records are collected, as soon as possible; `id_of` and `take_new` where they are rendered.
+    """
+
+    def __init__(self, set_python: Callable[[int, bytes], None], shown_pid: Callable[[int], int]) -> None:
+        """`set_python` states where a process, by the kernel's id, has its Python; `shown_pid` is the id of a
+        process in this pid namespace.
+        """
+        self._set_python, self._shown_pid = set_python, shown_pid
+        self._processes: dict[int, _Process] = {}
+        self._parts: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        self._stacks: dict[int, tuple[tuple[Native, ...], tuple[Python, ...], bool]] = {}
+        self._symbols: dict[tuple[str, int], _Symbols] = {}
+        self._perf_maps: dict[int, tuple[list[int], list[tuple[int, str]]]] = {}
+        self._ids: dict[int, int] = {}
+        self._id_of_frames: dict[object, int] = {}
+        self._new: list[dict[str, Any]] = []
+
+    def look(self, tgid: int) -> _Process:
+        """Look whether a process has a Python, unless that was done a moment ago."""
+        process = self._processes.get(tgid)
+        if process is None:
+            process = self._processes[tgid] = _Process(self._shown_pid(tgid))
+        found = process.find_python(time.monotonic_ns())
+        if found is not None:
+            self._set_python(tgid, found)
+        return process
+
+    def add(self, chunk: bytes) -> None:
+        """Keep the stacks in collected records, and find the Python of new processes."""
+        kinds, looked = chunk[_KIND_AT::RECORD_BYTES], set[int]()
+        for at, kind in enumerate(kinds):
+            if kind not in _HAS_STACK:
+                continue
+            _, tid, tgid, number, _, _, _, *words = RECORD.unpack_from(chunk, at * RECORD_BYTES)
+            if tgid not in looked:
+                looked.add(tgid)
+                self.look(tgid)
+            if kind == FRAMES:
+                self._add_part(tid, tgid, number, words)
+
+    def _add_part(self, tid: int, tgid: int, number: int, words: list[int]) -> None:
+        if number == 0:
+            self._parts[tid] = [(0, tuple(words))]
+            parts = self._parts[tid]
+        elif (parts := self._parts.get(tid, [])):
+            parts.append((number, tuple(words)))
+        if not parts:
+            return
+        stack, form = parts[0][1][:2]
+        addresses, frames, further = form & 0xFFFF, form >> 16 & 0xFFFF, bool(form >> 32)
+        of_addresses = -(-addresses // 4)
+        if len(parts) < 1 + of_addresses + -(-frames // 2):
+            return
+        del self._parts[tid]
+        if len(self._stacks) >= _STACKS_MAX:
+            return
+        natives = [word for _, part in parts[1 : 1 + of_addresses] for word in part][:addresses]
+        pairs = [word for _, part in parts[1 + of_addresses :] for word in part][: 2 * frames]
+        process, now_ns = self._processes[tgid], time.monotonic_ns()
+        found = []
+        for address in natives:
+            native = process.native(address)
+            if native is None:  # no return address: the chain of frame pointers has ended
+                break
+            found.append(native)
+        pythons = (
+            process.python(code, at, now_ns)
+            for code, at in zip(pairs[::2], pairs[1::2], strict=True)
+            if code  # else a call from C
+        ) if process.layout is not None else ()
+        shown = tuple(frame for frame in pythons if frame is not None)
+        self._stacks[stack] = tuple(found), shown, further
+
+    def id_of(self, number: int) -> int | None:
+        """The id of a stack in the file; None where it is not known."""
+        if not number or number not in self._stacks:
+            return None
+        if (known := self._ids.get(number)) is not None:
+            return known
+        natives, pythons, further = self._stacks[number]
+        frames: list[dict[str, Any]] = []
+        for at, native in enumerate(natives):
+            # A return address is after the call, which may be the last instruction of its function.
+            name = self._name(native._replace(offset=native.offset - bool(at)))
+            is_python = bool(_NAMED_PYTHON.match(native.path.rpartition("/")[2]))
+            if pythons and is_python and (_INTERPRETER.match(name) or "+0x" in name):
+                break
+            frames.append({"function": name} | ({"file": native.path} if native.path else {}))
+        for function, file, line in pythons:
+            frames.append({"function": function} | ({"file": file, "line": line} if file else {}))
+        key = tuple(tuple(one.values()) for one in frames), further
+        stack = self._id_of_frames.get(key)
+        if stack is None:
+            stack = self._id_of_frames[key] = _FIRST_ID + len(self._id_of_frames)
+            self._new.append({"type": "stack", "id": stack, "frames": frames} | ({"omitted": 1} if further else {}))
+        self._ids[number] = stack
+        return stack
+
+    def take_new(self) -> list[dict[str, Any]]:
+        """The records of the stacks that got their ids since the last call."""
+        new, self._new = self._new, []
+        return new
+
+    def _name(self, native: Native) -> str:
+        if not native.path:
+            return self._generated(native)
+        key = native.path, native.inode
+        symbols = self._symbols.get(key)
+        if symbols is None:
+            symbols = self._symbols[key] = _Symbols(native.path, native.inode, native.pid)
+        return symbols.name(native.offset)
+
+    def _generated(self, native: Native) -> str:
+        """The name of generated code, as the file that `perf` reads too has it: start, size, name a line."""
+        if native.pid not in self._perf_maps:
+            found = []
+            for folder in (f"/proc/{native.pid}/root/tmp", "/tmp"):
+                with suppress(OSError, ValueError, IndexError):
+                    text = Path(f"{folder}/perf-{native.pid}.map").read_text(errors="replace")
+                    for line in text.splitlines():
+                        start, size, name = line.split(maxsplit=2)
+                        found.append((int(start, 16), int(start, 16) + int(size, 16), name))
+                    break
+            found.sort()
+            self._perf_maps[native.pid] = [one[0] for one in found], [one[1:] for one in found]
+        starts, rest = self._perf_maps[native.pid]
+        at = bisect_right(starts, native.offset) - 1
+        return rest[at][1] if at >= 0 and native.offset < rest[at][0] else _UNKNOWN
+
+    def close(self) -> None:
+        """Close what is open of other processes."""
+        for process in self._processes.values():
+            process.close()
