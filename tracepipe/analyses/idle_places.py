@@ -17,6 +17,7 @@ import numpy as np
 from tracepipe.analyses.breakdown import HOOKED, PYTHON_FUNCTIONS
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_by_line import called_by
+from tracepipe.analyses.host_samples import HostSamples, Pieces, place_of
 from tracepipe.analyses.host_states import STATES, UNKNOWN, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, KEYS, IdleGaps
 from tracepipe.analyses.nesting import nearest_of, nearest_of_some, open_at
@@ -140,8 +141,8 @@ class _Slices:
 def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
     """Split gaps by what the thread was in that launched the next work; after the last work, the thread that
     launched that. Where the next work was launched before the gap, or its call is not known, ranges and lines
-    are of the thread that has the steps. Where Python's functions are not recorded as slices, the line is
-    that of the launch call.
+    are of the thread that has the steps. The line is of samples of the thread's stack, else of Python's
+    functions where they are recorded as slices, else of the launch call.
     """
     finder, calls, main = _Finder(run), run.layer("userspace"), steps_of(run).thread
     is_known = gaps.call != NONE
@@ -208,14 +209,16 @@ class _Finder:
         is_user = np.array([one is not None and not one.is_library for one in frames])
         self._functions = _Slices(run, "hook", has_frame[frames_of] & is_python)
         self._own = is_user[frames_of]
+        self._samples = HostSamples(run)
+        self._of_stack: dict[tuple[int, bool], int] = {}
         self.lines: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def _line(self, frame: Frame | None) -> int:
         """The number of a frame's line, NONE without a frame."""
-        if frame is None:
-            return NONE
-        text = str(frame)
+        return NONE if frame is None else self._number(str(frame))
+
+    def _number(self, text: str) -> int:
         number = self._numbers.setdefault(text, len(self.lines))
         if number == len(self.lines):
             self.lines.append(text)
@@ -228,14 +231,17 @@ class _Finder:
         end, the name of the range and the line. Shapes `(pieces,)`.
         """
         start_ns, end_ns = gaps.start_ns[own], gaps.end_ns[own]
-        edges_ns = np.unique(
-            np.concatenate([start_ns, self._ranges.edges_ns(thread), self._functions.edges_ns(thread)])
-        )
+        sampled = self._samples.pieces(thread, start_ns, end_ns) if self._samples.any else None
+        changes_ns = self._functions.edges_ns(thread) if sampled is None else sampled.start_ns
+        edges_ns = np.unique(np.concatenate([start_ns, self._ranges.edges_ns(thread), changes_ns]))
         gap = np.searchsorted(start_ns, edges_ns, "right") - 1
         inside = (gap >= 0) & (edges_ns < end_ns[gap])
         at_ns, gap = edges_ns[inside], gap[inside]
         range_ = self._names(self._ranges.around(thread, at_ns))
-        line = self._lines(thread, at_ns) if self._functions.any else self._called(gaps.call[own])[gap]
+        if sampled is not None:
+            line = self._sampled(sampled)[np.searchsorted(sampled.start_ns, at_ns, "right") - 1]
+        else:
+            line = self._lines(thread, at_ns) if self._functions.any else self._called(gaps.call[own])[gap]
         first = run_starts(gap, range_, line)
         gap, at_ns = gap[first], at_ns[first]
         until_ns = np.minimum(np.append(at_ns[1:], np.iinfo(np.int64).max), end_ns[gap])
@@ -259,6 +265,18 @@ class _Finder:
         lines = np.array([self._line(self._frames[frame]) for frame in frames.tolist()], np.int64)
         found[known] = lines[of] if len(lines) else NONE
         return found
+
+    def _sampled(self, pieces: Pieces) -> Int64s:
+        """What a thread executes in each piece."""
+        of, first = number_rows(pieces.stack, pieces.is_off)
+        lines = np.full(len(first), NONE, np.int64)
+        for at, row in enumerate(first.tolist()):
+            stack, is_off = int(pieces.stack[row]), bool(pieces.is_off[row])
+            if stack != NONE and (stack, is_off) not in self._of_stack:
+                text = place_of(self._run.stacks, stack, is_off=is_off)
+                self._of_stack[stack, is_off] = self._number(text)
+            lines[at] = self._of_stack.get((stack, is_off), NONE)
+        return lines[of]
 
     def _called(self, calls: Ints) -> Int64s:
         """The user's lines in the stacks of some calls."""

@@ -30,6 +30,8 @@ _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
 # its sources, and what torch.compile generates.
 _LIBRARY: Final = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>|/torchinductor_"
+    # Native code: the interpreter, libraries, extension modules.
+    r"|^(?:/usr)?/lib|/bin/python\d[\d.]*$|\.so(?:\.\d+)*$|^\["
     r"|(?:^|/)torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|overrides\.py|jit/)"
 )
 

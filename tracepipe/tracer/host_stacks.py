@@ -6,7 +6,7 @@
 One stack has both: native frames from the innermost one out to the interpreter, then Python's frames in place
 of the interpreter's own. Without a Python it has all native frames. The innermost address is exact. The kernel
 finds its callers by frame pointers, which many libraries are built without: there the native frames end early.
-An address in no symbol is shown as file and offset, and one in no file (a JIT) as "unknown", unless the program
+Where they do not reach Python, a frame "unknown" is between them. An address in no symbol is shown as file and offset, and one in no file (a JIT) as "unknown", unless the program
 states it in /tmp/perf-PID.map.
 
 The layouts of CPython are those of gpu/native/python_frames.h, which reads them in the process itself.
@@ -26,21 +26,33 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import InputError
+from tracepipe.event.vocabulary import UNKNOWN_CODE
 from tracepipe.mangled_names import demangled
 from tracepipe.tracer.find.elf import Elf
-from tracepipe.tracer.records.record import FRAMES, RECORD, RECORD_BYTES, ON_CPU_SAMPLE, SWITCH_OUT
+from tracepipe.tracer.records.record import (
+    FRAMES,
+    ON_CPU_SAMPLE,
+    RECORD,
+    RECORD_BYTES,
+    SWITCH_OUT,
+    THREAD_NAME,
+    THREAD_NEW,
+)
 
 HZ: Final = 199
 """Samples of a processor a second: no divisor of the round rates at which programs do things."""
 _NONE: Final = 0xFFFF
 _KIND_AT: Final = 28
-_HAS_STACK: Final = frozenset({FRAMES, ON_CPU_SAMPLE, SWITCH_OUT})
+_NEEDED: Final = frozenset({FRAMES, ON_CPU_SAMPLE, SWITCH_OUT, THREAD_NEW, THREAD_NAME})
+_THREADS_MAX: Final = 1 << 16
 _FIRST_ID: Final = 1 << 32  # smaller ids are those of the stacks that a library in the command reads
 _STACKS_MAX: Final = 1 << 18
 _FRAMES_MAX: Final = 1 << 16  # of a process
 _SAME_NS: Final = 1_000_000_000  # a code object that was read so recently is not read again
 _LOOK_NS: Final = (10_000_000, 1_000_000_000)  # how soon a process is looked at again for a Python: twice as late each time
 _UNKNOWN: Final = "unknown"
+_GENERATED: Final = "[generated]"
+"""In place of a file, where code is in none: that of a just-in-time compiler."""
 
 
 class _Layout(NamedTuple):
@@ -97,7 +109,9 @@ class _Mapping(NamedTuple):
 
 
 class Native(NamedTuple):
-    """An address of native code: its file, the inode of that, and the offset in it; "" where it is in none."""
+    """An address of native code: its file, the inode of that, and the offset in it; without a file the name of
+    the mapping, or "", and the address.
+    """
 
     path: str
     inode: int
@@ -117,10 +131,16 @@ class _Process:
         self._mappings: list[_Mapping] = []
         self._starts: list[int] = []
         self.layout: _Layout | None = None
-        self.minor = 0
         self.look_ns, self._wait_ns = 0, _LOOK_NS[0]
         self._memory = -1
         self._frames: dict[tuple[int, int], tuple[int, Python | None]] = {}
+
+    def fork(self, pid: int) -> _Process:
+        """A copy of this process."""
+        copy = _Process(pid)
+        copy._mappings, copy._starts, copy.layout = self._mappings, self._starts, self.layout
+        copy._frames = dict(self._frames)
+        return copy
 
     def read_mappings(self) -> None:
         with suppress(OSError), open(f"/proc/{self.pid}/maps", encoding="utf-8", errors="replace") as lines:
@@ -142,8 +162,8 @@ class _Process:
             at = bisect_right(self._starts, address) - 1
             if at >= 0 and address < self._mappings[at].end:
                 one = self._mappings[at]
-                if not one.path.startswith("/"):
-                    return Native("", 0, address, self.pid)
+                if not one.path.startswith("/"):  # [vdso], or generated code
+                    return Native(one.path, 0, address, self.pid)
                 return Native(one.path, one.inode, address - one.start + one.offset, self.pid)
         return None
 
@@ -170,7 +190,7 @@ class _Process:
                         continue
                     main, threads = (int.from_bytes(head[at : at + 8], "little") for at in (head_at, threads_at))
                     layout = layout._replace(main=main + 8, threads=threads)
-                self.layout, self.minor = layout, minor
+                self.layout = layout
                 return _PYTHON.pack(runtime + layout.main, *layout[1:11], 0)
         return None
 
@@ -323,6 +343,8 @@ class HostStacks:
         """
         self._set_python, self._shown_pid = set_python, shown_pid
         self._processes: dict[int, _Process] = {}
+        self._tgids: dict[int, int] = {}
+        """Thread → its process, by the kernel's ids."""
         self._parts: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         self._stacks: dict[int, tuple[tuple[Native, ...], tuple[Python, ...], bool]] = {}
         self._symbols: dict[tuple[str, int], _Symbols] = {}
@@ -345,14 +367,31 @@ class HostStacks:
         """Keep the stacks in collected records, and find the Python of new processes."""
         kinds, looked = chunk[_KIND_AT::RECORD_BYTES], set[int]()
         for at, kind in enumerate(kinds):
-            if kind not in _HAS_STACK:
+            if kind not in _NEEDED:
                 continue
             _, tid, tgid, number, _, _, _, *words = RECORD.unpack_from(chunk, at * RECORD_BYTES)
+            if kind == THREAD_NAME and tid == tgid:  # it may execute another program now
+                self._forget(tgid)
+            elif kind == THREAD_NEW:
+                self._add_thread(tid, tgid, self._processes.get(self._tgids.get(number, number)))
+            self._tgids[tid] = tgid
             if tgid not in looked:
                 looked.add(tgid)
                 self.look(tgid)
             if kind == FRAMES:
                 self._add_part(tid, tgid, number, words)
+
+    def _add_thread(self, tid: int, tgid: int, creator: _Process | None) -> None:
+        """A fork has what its creator had, and may be gone before it is read."""
+        if tid == tgid and creator is not None:
+            self._forget(tgid)
+            self._processes[tgid] = creator.fork(self._shown_pid(tgid))
+
+    def _forget(self, tgid: int) -> None:
+        if (gone := self._processes.pop(tgid, None)) is not None:
+            gone.close()
+        if len(self._tgids) > _THREADS_MAX:
+            self._tgids.clear()
 
     def _add_part(self, tid: int, tgid: int, number: int, words: list[int]) -> None:
         if number == 0:
@@ -394,14 +433,18 @@ class HostStacks:
         if (known := self._ids.get(number)) is not None:
             return known
         natives, pythons, further = self._stacks[number]
-        frames: list[dict[str, Any]] = []
+        frames, has_gap = list[dict[str, Any]](), False
         for at, native in enumerate(natives):
             # A return address is after the call, which may be the last instruction of its function.
             name = self._name(native._replace(offset=native.offset - bool(at)))
             is_python = bool(_NAMED_PYTHON.match(native.path.rpartition("/")[2]))
             if pythons and is_python and (_INTERPRETER.match(name) or "+0x" in name):
+                has_gap = False
                 break
-            frames.append({"function": name} | ({"file": native.path} if native.path else {}))
+            has_gap |= not is_python
+            frames.append({"function": name, "file": native.path or _GENERATED})
+        if pythons and has_gap:
+            frames.append({"function": _UNKNOWN, "file": UNKNOWN_CODE})
         for function, file, line in pythons:
             frames.append({"function": function} | ({"file": file, "line": line} if file else {}))
         key = tuple(tuple(one.values()) for one in frames), further
@@ -418,8 +461,8 @@ class HostStacks:
         return new
 
     def _name(self, native: Native) -> str:
-        if not native.path:
-            return self._generated(native)
+        if not native.path.startswith("/"):
+            return native.path or self._generated(native)
         key = native.path, native.inode
         symbols = self._symbols.get(key)
         if symbols is None:

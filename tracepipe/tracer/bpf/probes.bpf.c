@@ -324,7 +324,7 @@ static inline void send_name(u8 kind, u32 tid, u32 tgid, u32 id)
 #define NONE 0xffff /* of an offset */
 #define OF_C 3      /* the owner of a frame that stands for a call from C: Python does not show it */
 #define NO_STATE (1ull << 63)
-#define LOOK_AGAIN_NS 200000000ull
+#define LOOK_AGAIN_NS 20000000ull
 
 /* Where the Python of a process has its states and frames: offsets in bytes, of host_stacks.py. */
 struct python {
