@@ -124,5 +124,5 @@ def function_of(frame: Frame) -> str:
         return f"{found[1].replace('/', '.').removesuffix('.__init__')}.{frame.function}"
     if frame.line is None and frame.file:
         name = frame.file.rpartition("/")[2]
-        return name if frame.function.startswith(f"{name}+") else f"{name}: {frame.function}"
+        return name if frame.function in ("unknown", name) else f"{name}: {frame.function}"
     return frame.function

@@ -9,6 +9,7 @@ thread that launched the next work.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +28,7 @@ from tracepipe.event.groups import RowsByNumber, number_rows, run_starts, sums_b
 from tracepipe.event.stacks import Frame
 from tracepipe.event.vocabulary import OPERATORS, PYTHON_LAYERS
 from tracepipe.store.python_stacks import frame_of
-from tracepipe.store.run import Run
+from tracepipe.store.run import LayerRows, Run
 from tracepipe.store.schema import INSTANT, NO_BEGIN
 from tracepipe.units import counted
 
@@ -144,9 +145,35 @@ def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
     are of the thread that has the steps. The line is of samples of the thread's stack, else of Python's
     functions where they are recorded as slices, else of the launch call.
     """
-    finder, calls, main = _Finder(run), run.layer("userspace"), steps_of(run).thread
-    is_known = gaps.call != NONE
-    called = calls.rows(np.maximum(gaps.call, 0), "shape", "end_ns")
+    finder, called = _Finder(run), _called_rows(run, gaps)
+    found: list[tuple[Any, ...]] = [(np.zeros(0, np.int64),) * 7]
+    for own, place, launching in _by_thread(run, gaps):
+        gap, start_ns, end_ns, range_, line = finder.pieces(place, gaps, own)
+        if launching == NONE:
+            state = np.full(len(gap), STATES.index(UNKNOWN)), np.full(len(gap), NONE), np.full(len(gap), NONE)
+            found.append((gap, range_, line, *state, end_ns - start_ns))
+            continue
+        spent = states.of(run.shapes.ids_of(int(called.shape[own[0]])), start_ns, end_ns)
+        piece = spent["stretch"]
+        if states.hooked == PYTHON_FUNCTIONS:  # the line says more than the outermost of them
+            spent["call"][spent["state"] == STATES.index(HOOKED)] = NONE
+        found.append((gap[piece], range_[piece], line[piece], *(spent[key] for key in (*KEYS, "dur_ns"))))
+    names = ("gap", "range", "line", *KEYS, "dur_ns")
+    columns = {name: np.concatenate([one[at] for one in found]) for at, name in enumerate(names)}
+    return IdlePlaces(**columns, lines=finder.lines)
+
+
+def _called_rows(run: Run, gaps: IdleGaps) -> LayerRows:
+    """The calls that launched the work after some gaps; any call where none is known."""
+    return run.layer("userspace").rows(np.maximum(gaps.call, 0), "shape", "end_ns")
+
+
+def _by_thread(run: Run, gaps: IdleGaps) -> Iterator[tuple[Int64s, int, int]]:
+    """The gaps of one GPU by the thread whose ranges and lines count in them, and the one that launched the next
+    work; NONE where none is known. Gaps of several GPUs overlap each other, those of one do not.
+    """
+    calls, main = run.layer("userspace"), steps_of(run).thread
+    is_known, called = gaps.call != NONE, _called_rows(run, gaps)
     threads = run.shapes.threads[0]
     launching = np.where(is_known, threads[called.shape], NONE) if len(calls) else np.full(len(gaps), NONE)
     placed = launching
@@ -155,24 +182,19 @@ def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
             is_known & (gaps.where == BETWEEN) & (called.end_ns <= gaps.start_ns) if len(calls) else is_known
         )
         placed = np.where(is_known & ~queued, launching, main)
-    found: list[tuple[Any, ...]] = [(np.zeros(0, np.int64),) * 7]
-    # Gaps of several GPUs overlap each other, those of one do not.
     of, first = number_rows(gaps.gpu, placed, launching)
     for number, own in RowsByNumber(of):
         at = int(first[number])
-        gap, start_ns, end_ns, range_, line = finder.pieces(int(placed[at]), gaps, own)
-        if launching[at] == NONE:
-            state = np.full(len(gap), STATES.index(UNKNOWN)), np.full(len(gap), NONE), np.full(len(gap), NONE)
-            found.append((gap, range_, line, *state, end_ns - start_ns))
-            continue
-        spent = states.of(run.shapes.ids_of(int(called.shape[at])), start_ns, end_ns)
-        piece = spent["stretch"]
-        if states.hooked == PYTHON_FUNCTIONS:  # the line says more than the outermost of them
-            spent["call"][spent["state"] == STATES.index(HOOKED)] = NONE
-        found.append((gap[piece], range_[piece], line[piece], *(spent[key] for key in (*KEYS, "dur_ns"))))
-    names = ("gap", "range", "line", *KEYS, "dur_ns")
-    columns = {name: np.concatenate([one[at] for one in found]) for at, name in enumerate(names)}
-    return IdlePlaces(**columns, lines=finder.lines)
+        yield own, int(placed[at]), int(launching[at])
+
+
+def idle_stacks(run: Run, gaps: IdleGaps) -> Iterator[tuple[int, Pieces]]:
+    """The sampled stacks of the threads in whose places some gaps are, as in `idle_places`. Stretches are the
+    gaps of a GPU and a thread.
+    """
+    samples = HostSamples(run)
+    for own, place, _ in _by_thread(run, gaps):
+        yield place, samples.pieces(place, gaps.start_ns[own], gaps.end_ns[own])
 
 
 def is_operator(name: str, domain: str) -> bool:

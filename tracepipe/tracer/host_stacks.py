@@ -6,8 +6,8 @@
 One stack has both: native frames from the innermost one out to the interpreter, then Python's frames in place
 of the interpreter's own. Without a Python it has all native frames. The innermost address is exact. The kernel
 finds its callers by frame pointers, which many libraries are built without: there the native frames end early.
-Where they do not reach Python, a frame "unknown" is between them. An address in no symbol is shown as file and offset, and one in no file (a JIT) as "unknown", unless the program
-states it in /tmp/perf-PID.map.
+Where they do not reach Python, a frame "unknown" is between them. An address that is in no symbol is "unknown" in its file, and one in no file (a JIT) too, unless the program states
+it in /tmp/perf-PID.map.
 
 The layouts of CPython are those of gpu/native/python_frames.h, which reads them in the process itself.
 """
@@ -309,7 +309,6 @@ class _Symbols:
     """The functions of a file by offset in it."""
 
     def __init__(self, path: str, inode: int, pid: int) -> None:
-        self._name = path.rpartition("/")[2].removesuffix(" (deleted)")
         self._found: list[tuple[int, int, str]] = []
         self._starts: list[int] = []
         readable = _readable(path, pid)
@@ -321,14 +320,14 @@ class _Symbols:
                     self._address = elf.address_at
 
     def name(self, offset: int) -> str:
-        """The function at an offset, else the file and the offset."""
+        """The function at an offset, else "unknown"."""
         if self._found:
             with suppress(InputError):
                 address = self._address(offset)
                 at = bisect_right(self._starts, address) - 1
                 if at >= 0 and address < self._found[at][1]:
                     return demangled(self._found[at][2])
-        return f"{self._name}+{offset:#x}"
+        return _UNKNOWN
 
 
 class HostStacks:
@@ -438,7 +437,7 @@ class HostStacks:
             # A return address is after the call, which may be the last instruction of its function.
             name = self._name(native._replace(offset=native.offset - bool(at)))
             is_python = bool(_NAMED_PYTHON.match(native.path.rpartition("/")[2]))
-            if pythons and is_python and (_INTERPRETER.match(name) or "+0x" in name):
+            if pythons and is_python and (_INTERPRETER.match(name) or name == _UNKNOWN):
                 has_gap = False
                 break
             has_gap |= not is_python

@@ -211,6 +211,8 @@ class RecordRenderer:
                 by_tid = self._ids.get(word - 1, (0, word - 1 if not self._ids else 0))[1]
                 lines.event(ts_ns, self._return, *where, f'"woken_by_tid":{by_tid}' if word else "", comm)
         elif not state & ENDED:
+            if tid in self._off:  # the switch between was not reported
+                lines.event(ts_ns, self._return, *where, '"ended":"not reported"')
             self._off[tid] = where
             more = comm + self._stack(lines, word)
             lines.event(ts_ns, self._leave, *where, f'"state":"{state_text(state)}"', more)
