@@ -371,6 +371,7 @@ class HostStacks:
             _, tid, tgid, number, _, _, _, *words = RECORD.unpack_from(chunk, at * RECORD_BYTES)
             if kind == THREAD_NAME and tid == tgid:  # it may execute another program now
                 self._forget(tgid)
+                looked.discard(tgid)
             elif kind == THREAD_NEW:
                 self._add_thread(tid, tgid, self._processes.get(self._tgids.get(number, number)))
             self._tgids[tid] = tgid
@@ -410,7 +411,7 @@ class HostStacks:
             return
         natives = [word for _, part in parts[1 : 1 + of_addresses] for word in part][:addresses]
         pairs = [word for _, part in parts[1 + of_addresses :] for word in part][: 2 * frames]
-        process, now_ns = self._processes[tgid], time.monotonic_ns()
+        process, now_ns = self._processes.get(tgid) or self.look(tgid), time.monotonic_ns()
         found = []
         for address in natives:
             native = process.native(address)

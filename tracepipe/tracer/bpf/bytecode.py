@@ -53,6 +53,7 @@ _INSTALL = (
 )
 
 PROGRAMS = (
+    "host_sample",
     "call_enter",
     "call_return",
     "trigger",
@@ -64,9 +65,8 @@ PROGRAMS = (
     "syscall_exit",
     "sched_switch",
     "sched_wakeup",
-    "sched_migrate",
     "sched_waking",
-    "host_sample",
+    "sched_migrate",
     "process_exec",
     "thread_new",
     "thread_rename",

@@ -53,8 +53,8 @@ enum kind {
     THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
     WINDOW = 16,       /* id: its cause; a[0]: 1: events are recorded from here on; 0: up to here */
     THREAD_END = 17,   /* only where no last SWITCH_OUT, of the scheduler layer in a window, shows the end */
-    ON_CPU = 18,       /* the thread was running; a[0]: its stack; 0: not known */
-    FRAMES = 19,       /* id 0: a[0]: number of a stack; a[1]: how many addresses | Python's frames << 16 | 1 << 32:
+    ON_CPU_SAMPLE = 18,       /* the thread was running; a[0]: its stack; 0: not known */
+    FRAMES = 19,        /* id 0: a[0]: number of a stack; a[1]: how many addresses | Python's frames << 16 | 1 << 32:
                           there are more; then from id 1 on its words, four a record: addresses from the innermost one
                           on, and in a new record Python's frames, each with its code and its instruction */
 };
@@ -477,7 +477,7 @@ int host_sample(void *ctx)
     if (!thread)
         return 0;
     u64 stack = send_stack(ctx, 0, (u32)ids, ids >> 32);
-    struct record *r = new_record(HOST_SAMPLE, ON_CPU, (u32)ids, thread->tgid, 0);
+    struct record *r = new_record(HOST_SAMPLE, ON_CPU_SAMPLE, (u32)ids, thread->tgid, 0);
     if (!r)
         return 0;
     r->a[0] = stack;
