@@ -28,7 +28,7 @@ SINGLE = [
     for report in REPORTS.values()
     if len(report.inputs) == 1 and report.output is None and report.name != "whatif"  # it needs steps
 ]
-WRITING = {"export": "run", "plot": "run.svg", "report": "run.html"}
+WRITING = {"export": "run", "plot": "run.svg", "report": "run.html", "flame": "run.svg"}
 """Reports that write a file or folder, and a name for it."""
 
 Run = Callable[..., tuple[int, str, str]]

@@ -38,8 +38,8 @@ ROOMS: dict[str, set[str]] = {
         "event", "hooks", "tracer.request", "tracer.records", "tracer.machine", "tracer.engines",
     },
     "tracer.engines": {
-        "hooks", "tracer.request", "tracer.summary", "tracer.records", "tracer.machine", "tracer.bpf",
-        "tracer.find", "native",
+        "event.vocabulary", "hooks", "tracer.request", "tracer.summary", "tracer.records",
+        "tracer.machine", "tracer.bpf", "tracer.find", "native",
     },
     "tracer.gpu": {
         "event.counters", "event.model", "hooks", "tracer.request", "tracer.records", "tracer.find",

@@ -5,9 +5,10 @@
     off it                                    └── its stack ─┘
     stack            ◀── first ──▶◀── second ─▶◀── exact ────▶
 
-Off a processor a thread has one stack, which is known exactly. On it, a time has the stack of the nearest sample:
-of a stretch in question, one inside it before any outside. A sample that is further away than the time between two
-samples says nothing; there the stack counts with which the thread left its processor next, if that is so near.
+Off a processor a thread has one stack, which is known exactly. On it, a time has the stack of the nearest
+sample: of a stretch in question, one inside it before any outside. A sample that is further away than the
+time between two samples says nothing; there the stack counts with which the thread left its processor next,
+if that is so near.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from tracepipe.store.schema import INSTANT, NO_BEGIN
 LAYER: Final = "host_sample"
 _HZ: Final = 199  # where the recording does not state it
 _INTERPRETER: Final = re.compile(r"(?:^|/)(?:lib)?python3?[\d.]*(?:t?\.so[\d.]*)?$")
-_COLLECTS: Final = re.compile(r"gc_|visit_|\w+_traverse$|deduce_unreachable|subtract_refs|untrack_|move_unreach")
-_MODULE: Final = re.compile(r"(?:.*/(?:site|dist)-packages/|.*/lib(?:64)?/python\d[\d.]*/|<frozen )(.+?)(?:\.py|>)$")
+_COLLECTS: Final = re.compile(
+    r"gc_|visit_|\w+_traverse$|deduce_unreachable|subtract_refs|untrack_|move_unreach"
+)
+_MODULE: Final = re.compile(
+    r"(?:.*/(?:site|dist)-packages/|.*/lib(?:64)?/python\d[\d.]*/|<frozen )(.+?)(?:\.py|>)$"
+)
 
 
 class Pieces(NamedTuple):
@@ -96,8 +101,8 @@ class HostSamples:
 
 
 def place_of(stacks: Stacks, stack: int, *, is_off: bool) -> str:
-    """What a stack executes, and the user's line that called it: `json.loads at load.py:31 step`. The line alone
-    where its own code executes, or the interpreter for it. `is_off`: the thread waits there.
+    """What a stack executes, and the user's line that called it: `json.loads at load.py:31 step`. The line
+    alone where its own code executes, or the interpreter for it. `is_off`: the thread waits there.
     """
     frames = [stacks.frames[at] for at in stacks.frames_of(stack)]
     (own,) = (stacks.frames[at] for at in stacks.own(np.array([stack])).tolist())

@@ -169,8 +169,8 @@ def _called_rows(run: Run, gaps: IdleGaps) -> LayerRows:
 
 
 def _by_thread(run: Run, gaps: IdleGaps) -> Iterator[tuple[Int64s, int, int]]:
-    """The gaps of one GPU by the thread whose ranges and lines count in them, and the one that launched the next
-    work; NONE where none is known. Gaps of several GPUs overlap each other, those of one do not.
+    """The gaps of one GPU by the thread whose ranges and lines count in them, and the one that launched the
+    next work; NONE where none is known. Gaps of several GPUs overlap each other, those of one do not.
     """
     calls, main = run.layer("userspace"), steps_of(run).thread
     is_known, called = gaps.call != NONE, _called_rows(run, gaps)

@@ -1,10 +1,10 @@
 """Flame graphs: time by path of functions, as SVG for any browser, or for speedscope.
 
-    ┌───────────────────────────────┐      a box is a function in its callers; its width is the time in it
-    │ main                          │
-    ├───────────────────┬───────────┤
-    │ load              │ step      │
-    └───────────────────┴───────────┘
+┌───────────────────────────────┐      a box is a function in its callers; its width is the time in it
+│ main                          │
+├───────────────────┬───────────┤
+│ load              │ step      │
+└───────────────────┴───────────┘
 """
 
 from __future__ import annotations

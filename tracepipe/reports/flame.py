@@ -43,7 +43,8 @@ def run(run: Run, options: Options) -> Result:
     part, samples = part_of(run, options), HostSamples(run)
     if not samples.any:
         raise TracepipeError(
-            "The recording has no stacks of the host.", "Record them: tracepipe capture --layers host_sample,…"
+            "The recording has no stacks of the host.",
+            "Record them: tracepipe capture --layers host_sample,…",
         )
     found, unknown_ns = _times(run, _idle(run, part) if options.idle else _whole(run, samples, part))
     total_ns = sum(found.values())
@@ -98,7 +99,9 @@ def _idle(run: Run, part: Part | None) -> Iterator[tuple[int, Pieces]]:
     """The idle time of GPUs between their first work and their last, as in the report `gaps`."""
     work = gpu_work(run)
     if not len(work):
-        raise TracepipeError("No work of a GPU was recorded.", "Leave out --idle, or record with --gpu kernels.")
+        raise TracepipeError(
+            "No work of a GPU was recorded.", "Leave out --idle, or record with --gpu kernels."
+        )
     idle = [idle_of(work, gpu, rows) for gpu, rows in work.of_gpus()]
     if part is not None:
         idle = [one.within(part.spans) for one in idle]

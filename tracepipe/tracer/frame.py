@@ -17,7 +17,7 @@ from tracepipe.event.model import SCHEMA_VERSION, HostInstant
 from tracepipe.hooks.hook import HOST_SAMPLE
 from tracepipe.launchers import place_of
 from tracepipe.tracer.engines.engine import Store
-from tracepipe.tracer.host_stacks import HZ
+from tracepipe.tracer.engines.host_stacks import HZ
 from tracepipe.tracer.machine.processes import clock_ahead_ns
 from tracepipe.tracer.request import CALL_LAYERS, CaptureRequest
 

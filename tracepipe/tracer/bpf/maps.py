@@ -223,7 +223,7 @@ class Maps:
 
     def track(self, tid: int, tgid: int) -> None:
         """Record an existing thread, which may be running or not. Raises OSError."""
-        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 their window │ 16 where │ 24 waker
+        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 window │ 16 where │ 24 waker
         value = struct.pack("=IHBBQQQ", tgid, 2, 0, 0, 0, 0, 0)
         bpf.map_update(self["tracked"], struct.pack("=I", tid), value)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from tracepipe.errors import OutputError
-from tracepipe.tracer.host_stacks import HostStacks
+from tracepipe.tracer.engines.host_stacks import HostStacks
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss, window_record
 from tracepipe.tracer.records.render import RecordRenderer
@@ -193,7 +193,6 @@ class Attachment:
         """Names of the threads that ran before `start`."""
         self._turned = b""
         self._host_stacks: HostStacks | None = None
-        self._with_scheduler = plan is None or "scheduler" in plan.own
 
     def cover(self, plan: Plan, refused: Collection[int], notify: Notify) -> None:
         """Set `layers` and `missing`, where the kernel refused some of the plan's probes."""
@@ -230,7 +229,6 @@ class Attachment:
             self._names,
             self._causes,
             self._host_stacks,
-            with_scheduler=self._with_scheduler,
         )
 
     def stop(self) -> None:

@@ -67,7 +67,7 @@ from tracepipe.tracer.bpf.bytecode import (
 from tracepipe.tracer.bpf.maps import Control, Maps, is_paired, spec_of, text_field
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.engines.engine import Attachment, Turn
-from tracepipe.tracer.host_stacks import HZ, HostStacks
+from tracepipe.tracer.engines.host_stacks import HZ, HostStacks
 from tracepipe.tracer.find.kernel import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.processes import (
@@ -556,7 +556,11 @@ class ProbeAttachment(Attachment):
             raise explain(Operation.MAP, error) from error
         self._drain = Drain(self._maps["ring"], plan.ring_bytes)
         if HOST_SAMPLE in plan.own:
-            self._host_stacks = HostStacks(self._maps.set_python, lambda pid: self._ids.get(pid, pid))
+            self._host_stacks = HostStacks(
+                self._maps.set_python,
+                lambda pid: self._ids.get(pid, pid),
+                is_alone="scheduler" not in plan.own,
+            )
         # Where every probe needs a descriptor, libcuda and libcudart exceed the usual limit of 1024.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:

@@ -42,7 +42,9 @@ class Thread(NamedTuple):
 
 def online_processors() -> list[int]:
     """The numbers of the processors that run now."""
-    parts = (part.split("-") for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","))
+    parts = (
+        part.split("-") for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(",")
+    )
     return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]
 
 

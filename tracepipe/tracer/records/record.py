@@ -44,8 +44,8 @@ NUMBER_AND_KIND = struct.Struct("<24xIB35x")
     FRAMES,
 ) = range(1, 20)
 
-# The order of the counters of losses. The one without a name counts threads that were not followed, whose events
-# may be of any layer. The last counts wakeups and migrations for which the kernel ran no program.
+# The order of the counters of losses. The one without a name counts threads that were not followed, whose
+# events may be of any layer. The last counts wakeups and migrations for which the kernel ran no program.
 DROP_LAYERS: tuple[str | None, ...] = (
     "userspace",
     "syscall",

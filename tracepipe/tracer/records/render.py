@@ -6,11 +6,11 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from tracepipe.event.vocabulary import OFF_CPU, ON_CPU, RUNNING, state_text
 from tracepipe.hooks.hook import HOST_SAMPLE, Probe
 from tracepipe.hooks.slots import Texts
-from tracepipe.tracer.host_stacks import HostStacks
 from tracepipe.tracer.records.calls import Calls, teller
 from tracepipe.tracer.records.line import BEGAN_AT, BEGAN_BEFORE, COMM, STACK, Head, Lines, Where, joined
 from tracepipe.tracer.records.record import (
@@ -22,8 +22,8 @@ from tracepipe.tracer.records.record import (
     MIGRATE,
     MORE,
     OF_WINDOWS,
-    RECORD,
     ON_CPU_SAMPLE,
+    RECORD,
     SERVED,
     SWITCH_IN,
     SWITCH_OUT,
@@ -51,6 +51,18 @@ _NOT_REPORTED = '"prev_state":"not reported"'
 _BEGIN_NOT_REPORTED = '"began":"not reported"'
 
 
+class HostStackNumbers(Protocol):
+    """What is known of the stacks that records refer to. `is_alone`: the scheduler's events make no lines."""
+
+    is_alone: bool
+
+    def id_of(self, number: int) -> int | None:
+        """The id of a stack in the file; None where it is not known."""
+
+    def take_new(self) -> list[dict[str, Any]]:
+        """The records of the stacks that got their ids since the last call."""
+
+
 class RecordRenderer:
     """Writes records as JSON lines: probes by index, system calls by number.
 
@@ -68,12 +80,11 @@ class RecordRenderer:
         start_ns: int = 0,
         names: Mapping[int, str] | None = None,
         causes: Sequence[str] = (),
-        host_stacks: HostStacks | None = None,
-        *,
-        with_scheduler: bool = True,
+        host_stacks: HostStackNumbers | None = None,
     ) -> None:
         self._probes = probes
-        self._stacks, self._with_scheduler = host_stacks, with_scheduler
+        self._stacks = host_stacks
+        self._with_scheduler = host_stacks is None or not host_stacks.is_alone
         self._off: dict[int, Where] = {}
         self._causes, self._windows = causes, 0
         self._window_name: dict[str, str] = {}
@@ -312,7 +323,14 @@ class RecordRenderer:
 
     def _forget(self, tid: int) -> None:
         """Forget a thread that has ended: in a capture of days, millions of threads end."""
-        for kept in (self._in_calls, self._names, self._unwritten_names, self._in_syscall, self._running, self._off):
+        for kept in (
+            self._in_calls,
+            self._names,
+            self._unwritten_names,
+            self._in_syscall,
+            self._running,
+            self._off,
+        ):
             kept.pop(tid, None)
         self._calls.forget(tid)
         self._calls.kernels.forget(tid)

@@ -1,13 +1,13 @@
 """The stacks of the host: from the words that probes.bpf.c walks to frames with function, file and line.
 
-    FRAMES records ──▶ addresses ──▶ mapped file, offset ─────────────────────▶ symbol, when a line is rendered
-                  └──▶ Python's frames: code, instruction ──▶ code object, read at once: it may be freed soon
+    FRAMES records ──▶ addresses ──▶ mapped file, offset ──────────▶ symbol, when a line is rendered
+                  └──▶ Python's frames: code, instruction ──▶ code object, read at once: it may be freed
 
 One stack has both: native frames from the innermost one out to the interpreter, then Python's frames in place
-of the interpreter's own. Without a Python it has all native frames. The innermost address is exact. The kernel
-finds its callers by frame pointers, which many libraries are built without: there the native frames end early.
-Where they do not reach Python, a frame "unknown" is between them. An address that is in no symbol is "unknown" in its file, and one in no file (a JIT) too, unless the program states
-it in /tmp/perf-PID.map.
+of the interpreter's own. Without a Python it has all native frames. The innermost address is exact. The
+kernel finds its callers by frame pointers, which many libraries are built without: there the native frames
+end early. Where they do not reach Python, a frame "unknown" is between them. An address that is in no symbol
+is "unknown" in its file, and one in no file (a JIT) too, unless the program states it in /tmp/perf-PID.map.
 
 The layouts of CPython are those of gpu/native/python_frames.h, which reads them in the process itself.
 """
@@ -49,16 +49,19 @@ _FIRST_ID: Final = 1 << 32  # smaller ids are those of the stacks that a library
 _STACKS_MAX: Final = 1 << 18
 _FRAMES_MAX: Final = 1 << 16  # of a process
 _SAME_NS: Final = 1_000_000_000  # a code object that was read so recently is not read again
-_LOOK_NS: Final = (10_000_000, 1_000_000_000)  # how soon a process is looked at again for a Python: twice as late each time
+_LOOK_NS: Final = (
+    10_000_000,
+    1_000_000_000,
+)  # how soon a process is looked at again for a Python: twice as late each time
 _UNKNOWN: Final = "unknown"
 _GENERATED: Final = "[generated]"
 """In place of a file, where code is in none: that of a just-in-time compiler."""
 
 
 class _Layout(NamedTuple):
-    """Offsets in bytes. `main`: the pointer to the main interpreter in `_PyRuntime`. The next ten are those of
-    struct python of probes.bpf.c, the others are in a code object and in a str. `at`: the instruction, an index
-    in 3.10 and a pointer in the others.
+    """Offsets in bytes. `main`: the pointer to the main interpreter in `_PyRuntime`. The next ten are those
+    of struct python of probes.bpf.c, the others are in a code object and in a str. `at`: the instruction, an
+    index in 3.10 and a pointer in the others.
     """
 
     main: int
@@ -85,17 +88,21 @@ class _Layout(NamedTuple):
 # struct pthread of glibc.
 _TID_IN_PTHREAD: Final = {"x86_64": 720, "aarch64": 208}.get(platform.machine(), _NONE)
 _LAYOUTS: Final = {
-    10: _Layout(40, 8, 8, 176, _TID_IN_PTHREAD, 24, _NONE, 24, 32, 96, _NONE, 104, 112, 120, 40, _NONE, _NONE, 48, 72),
+    10: _Layout(
+        40, 8, 8, 176, _TID_IN_PTHREAD, 24, _NONE, 24, 32, 96, _NONE, 104, 112, 120, 40, _NONE, _NONE, 48, 72
+    ),
     11: _Layout(48, 16, 8, 160, _NONE, 56, 8, 48, 32, 56, 69, 112, 128, 136, 72, 168, 184, 48, 72),
     12: _Layout(48, 72, 8, 144, _NONE, 56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56),
     13: _Layout(640, 7344, 8, 160, _NONE, 72, _NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56),
 }
 _PYTHON: Final = struct.Struct("<Q10HI")
 _DEBUG_OFFSETS: Final = (13, b"xdebugpy", 40, 72)
-"""From this version on, `_PyRuntime` begins with this cookie, and has the offsets of the first interpreter and
-of its threads at these places."""
+"""From this version on, `_PyRuntime` begins with this cookie, and has the offsets of the first interpreter
+and of its threads at these places."""
 _NAMED_PYTHON: Final = re.compile(r"(?:lib)?python3\.(\d+)(?![\dtd])")
-_INTERPRETER: Final = re.compile(r"_?PyEval_|_PyFunction_Vectorcall|Py_(?:Run|Bytes)?Main|pymain_|_?PyRun_|_start$|__libc_start|main$")
+_INTERPRETER: Final = re.compile(
+    r"_?PyEval_|_PyFunction_Vectorcall|Py_(?:Run|Bytes)?Main|pymain_|_?PyRun_|_start$|__libc_start|main$"
+)
 _CODE_BYTES: Final = 208
 _TEXT_BYTES, _TABLE_BYTES = 1024, 1 << 16
 
@@ -109,8 +116,8 @@ class _Mapping(NamedTuple):
 
 
 class Native(NamedTuple):
-    """An address of native code: its file, the inode of that, and the offset in it; without a file the name of
-    the mapping, or "", and the address.
+    """An address of native code: its file, the inode of that, and the offset in it; without a file the name
+    of the mapping, or "", and the address.
     """
 
     path: str
@@ -143,9 +150,9 @@ class _Process:
         return copy
 
     def read_mappings(self) -> None:
-        with suppress(OSError), open(f"/proc/{self.pid}/maps", encoding="utf-8", errors="replace") as lines:
+        with suppress(OSError):
             found = []
-            for line in lines:
+            for line in Path(f"/proc/{self.pid}/maps").read_text(errors="replace").splitlines():
                 span, rights, offset, _, inode, *path = line.split(maxsplit=5)
                 if "x" in rights:
                     start, _, end = span.partition("-")
@@ -188,7 +195,9 @@ class _Process:
                     head = self.read(runtime, threads_at + 8)
                     if head[:8] != cookie:
                         continue
-                    main, threads = (int.from_bytes(head[at : at + 8], "little") for at in (head_at, threads_at))
+                    main, threads = (
+                        int.from_bytes(head[at : at + 8], "little") for at in (head_at, threads_at)
+                    )
                     layout = layout._replace(main=main + 8, threads=threads)
                 self.layout = layout
                 return _PYTHON.pack(runtime + layout.main, *layout[1:11], 0)
@@ -225,7 +234,8 @@ class _Process:
         first_line, filename, name, table = (
             struct.unpack_from(form, data, place)[0]
             for form, place in (
-                ("<i", layout.first_line), ("<Q", layout.filename), ("<Q", layout.name), ("<Q", layout.linetable)
+                ("<i", layout.first_line), ("<Q", layout.filename), ("<Q", layout.name),
+                ("<Q", layout.linetable),
             )
         )  # fmt: skip
         if layout.instructions == _NONE:
@@ -262,7 +272,9 @@ class _Process:
 
 
 def line_by_pairs(table: bytes, line: int, wanted: int) -> int:
-    """The line of a byte of code in 3.10 (PEP 626): pairs of bytes of code and line difference, −128 for none."""
+    """The line of a byte of code in 3.10 (PEP 626): pairs of bytes of code and line difference, −128 for
+    none.
+    """
     passed = 0
     for at in range(0, len(table) - 1, 2):
         lines = table[at + 1] - 256 if table[at + 1] > 127 else table[at + 1]
@@ -274,8 +286,8 @@ def line_by_pairs(table: bytes, line: int, wanted: int) -> int:
 
 
 def line_by_entries(table: bytes, line: int, wanted: int) -> int:
-    """The same from 3.11 on (CPython's Objects/locations.md): 1 | kind 4 bits | units − 1, then data that depends
-    on the kind.
+    """The same from 3.11 on (CPython's Objects/locations.md): 1 | kind 4 bits | units − 1, then data that
+    depends on the kind.
     """
     at = passed = 0
     while at < len(table):
@@ -333,13 +345,17 @@ class _Symbols:
 class HostStacks:
     """The stacks of one recording, by the numbers that records have.
 
-    `add` is called where records are collected, as soon as possible; `id_of` and `take_new` where they are rendered.
+    `add` is called where records are collected, as soon as possible; `id_of` and `take_new` where they are
+    rendered. `is_alone`: without the layer `scheduler`.
     """
 
-    def __init__(self, set_python: Callable[[int, bytes], None], shown_pid: Callable[[int], int]) -> None:
+    def __init__(
+        self, set_python: Callable[[int, bytes], None], shown_pid: Callable[[int], int], *, is_alone: bool
+    ) -> None:
         """`set_python` states where a process, by the kernel's id, has its Python; `shown_pid` is the id of a
         process in this pid namespace.
         """
+        self.is_alone = is_alone
         self._set_python, self._shown_pid = set_python, shown_pid
         self._processes: dict[int, _Process] = {}
         self._tgids: dict[int, int] = {}
@@ -397,7 +413,7 @@ class HostStacks:
         if number == 0:
             self._parts[tid] = [(0, tuple(words))]
             parts = self._parts[tid]
-        elif (parts := self._parts.get(tid, [])):
+        elif parts := self._parts.get(tid, []):
             parts.append((number, tuple(words)))
         if not parts:
             return
@@ -419,10 +435,14 @@ class HostStacks:
                 break
             found.append(native)
         pythons = (
-            process.python(code, at, now_ns)
-            for code, at in zip(pairs[::2], pairs[1::2], strict=True)
-            if code  # else a call from C
-        ) if process.layout is not None else ()
+            (
+                process.python(code, at, now_ns)
+                for code, at in zip(pairs[::2], pairs[1::2], strict=True)
+                if code  # else a call from C
+            )
+            if process.layout is not None
+            else ()
+        )
         shown = tuple(frame for frame in pythons if frame is not None)
         self._stacks[stack] = tuple(found), shown, further
 
@@ -451,7 +471,9 @@ class HostStacks:
         stack = self._id_of_frames.get(key)
         if stack is None:
             stack = self._id_of_frames[key] = _FIRST_ID + len(self._id_of_frames)
-            self._new.append({"type": "stack", "id": stack, "frames": frames} | ({"omitted": 1} if further else {}))
+            self._new.append(
+                {"type": "stack", "id": stack, "frames": frames} | ({"omitted": 1} if further else {})
+            )
         self._ids[number] = stack
         return stack
 
