@@ -151,7 +151,8 @@ class Samples:
     """The packets of samples of the host's stacks in one sequence: the viewer draws flame graphs of them.
 
     PerfSample: 1 cpu  2 pid  3 tid  4 callstack. InternedData: 5 names of functions, 6 frames (1 id
-    2 function  3 mapping), 7 callstacks (1 id  2 frames, the outermost first), 17 paths, 19 mappings (1 id  7 path).
+    2 function  3 mapping), 7 callstacks (1 id  2 frames, outermost first), 17 paths, 19 mappings
+    (1 id  7 path).
     Source: protos/perfetto/trace/profiling/profile_packet.proto and profile_common.proto.
     """
 

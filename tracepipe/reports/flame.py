@@ -15,7 +15,6 @@ from tracepipe.analyses.host_samples import HostSamples, Pieces, is_interpreter
 from tracepipe.analyses.idle_gaps import gaps_of
 from tracepipe.analyses.idle_places import idle_stacks
 from tracepipe.analyses.parts import Part, PartOptions, part_of, titled
-from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.event.stacks import Frame
@@ -39,13 +38,8 @@ class Options(PartOptions):
 
 
 def run(run: Run, options: Options) -> Result:
-    """The time of each function, and the flame graph. Raises TracepipeError without stacks."""
+    """The time of each function, and the flame graph."""
     part, samples = part_of(run, options), HostSamples(run)
-    if not samples.any:
-        raise TracepipeError(
-            "The recording has no stacks of the host.",
-            "Record them: tracepipe capture --layers host_sample,…",
-        )
     found, unknown_ns = _times(run, _idle(run, part) if options.idle else _whole(run, samples, part))
     total_ns = sum(found.values())
     what = "while a GPU was idle" if options.idle else "of all threads"
@@ -71,11 +65,14 @@ def run(run: Run, options: Options) -> Result:
         for one in shown
     ]
     note = (
-        f"A sample stands for the time around it, at {1e9 / samples.period_ns:.0f} samples a second of a processor; "
-        "the time off a processor is exact. Itself: in no function that it calls; off-CPU: the part of that in which it "
-        "waits."
+        f"A sample stands for the time around it, at {1e9 / samples.period_ns:.0f} a second of a processor; the "
+        "time off a processor is exact. Itself: in no function that it calls; off-CPU: waiting in it."
     )
-    result = Result(title, [Table("functions", f"Time {what}", columns, rows, note)])
+    nothing = "No stacks of the host were recorded: --layers host_sample,… records them."
+    if samples.any:
+        nothing = "No GPU was idle between its first and last work." if options.idle else "No time is known."
+    table = Table("functions", f"Time {what}", columns, rows, note, empty=nothing)
+    result = Result(title, [table])
     result.notes += not_listed(len(order) - len(shown), "function|functions")
     if unknown_ns:
         result.notes.append(f"for {duration_text(unknown_ns)} the stack is not known")
@@ -99,9 +96,7 @@ def _idle(run: Run, part: Part | None) -> Iterator[tuple[int, Pieces]]:
     """The idle time of GPUs between their first work and their last, as in the report `gaps`."""
     work = gpu_work(run)
     if not len(work):
-        raise TracepipeError(
-            "No work of a GPU was recorded.", "Leave out --idle, or record with --gpu kernels."
-        )
+        return
     idle = [idle_of(work, gpu, rows) for gpu, rows in work.of_gpus()]
     if part is not None:
         idle = [one.within(part.spans) for one in idle]
