@@ -21,7 +21,7 @@ import numpy as np
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.stacks import Frame, Stacks
-from tracepipe.event.vocabulary import UNKNOWN_CODE
+from tracepipe.event.vocabulary import OFF_CPU, UNKNOWN_CODE
 from tracepipe.store.run import Run
 from tracepipe.store.schema import INSTANT, NO_BEGIN
 
@@ -38,14 +38,14 @@ _MODULE: Final = re.compile(
 
 class Pieces(NamedTuple):
     """Stretches of time, cut where the stack changes: columns of shape `(pieces,)` in the order of time.
-    `stretch` is the index of a stretch, `stack` NONE where it is not known.
+    `stretch` is the index of a stretch, `stack` NONE where it is not known. `waits`: it could not run on.
     """
 
     stretch: Int64s
     start_ns: Int64s
     end_ns: Int64s
     stack: Int64s
-    is_off: Bools
+    waits: Bools
 
 
 class HostSamples:
@@ -62,6 +62,8 @@ class HostSamples:
         kind = layer.kind if self.any else thread
         on, off = np.flatnonzero(kind == INSTANT), np.flatnonzero((kind != INSTANT) & (kind != NO_BEGIN))
         self._layer: Any = layer
+        self._waits = run.shapes.column("name") == run.shapes.number_of("name", OFF_CPU)
+        """By shape."""
         self._on, self._off = RowsByNumber(thread[on], on), RowsByNumber(thread[off], off)
         self.threads = np.unique(thread)
         """The threads that have any."""
@@ -97,12 +99,13 @@ class HostSamples:
             apart_ns = np.maximum(at_ns - on_ns[nearest], on_ns[nearest] - until_ns)
             counts = ~is_off & (is_inside | (apart_ns <= self.period_ns))
             stack = np.where(counts, on_stack[nearest], stack)
-        return Pieces(stretch, at_ns, until_ns, stack, is_off)
+        waits = np.append(self._waits[self._layer.shape[rows]], False)[last_off]
+        return Pieces(stretch, at_ns, until_ns, stack, is_off & waits)
 
 
-def place_of(stacks: Stacks, stack: int, *, is_off: bool) -> str:
+def place_of(stacks: Stacks, stack: int, *, waits: bool) -> str:
     """What a stack executes, and the user's line that called it: `json.loads at load.py:31 step`. The line
-    alone where its own code executes, or the interpreter for it. `is_off`: the thread waits there.
+    alone where its own code executes, or the interpreter for it. `waits`: as in `Pieces`.
     """
     frames = [stacks.frames[at] for at in stacks.frames_of(stack)]
     (own,) = (stacks.frames[at] for at in stacks.own(np.array([stack])).tolist())
@@ -114,7 +117,7 @@ def place_of(stacks: Stacks, stack: int, *, is_off: bool) -> str:
         return str(own)
     callee = inner[-1]
     if callee.file == UNKNOWN_CODE:  # its native callers are not known: what waits is the innermost function
-        return f"{function_of(inner[0]) if is_off else 'native code'} at {own}"
+        return f"{function_of(inner[0]) if waits else 'native code'} at {own}"
     return f"{function_of(callee)} at {own}"
 
 

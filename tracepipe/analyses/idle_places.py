@@ -290,14 +290,14 @@ class _Finder:
 
     def _sampled(self, pieces: Pieces) -> Int64s:
         """What a thread executes in each piece."""
-        of, first = number_rows(pieces.stack, pieces.is_off)
+        of, first = number_rows(pieces.stack, pieces.waits)
         lines = np.full(len(first), NONE, np.int64)
         for at, row in enumerate(first.tolist()):
-            stack, is_off = int(pieces.stack[row]), bool(pieces.is_off[row])
-            if stack != NONE and (stack, is_off) not in self._of_stack:
-                text = place_of(self._run.stacks, stack, is_off=is_off)
-                self._of_stack[stack, is_off] = self._number(text)
-            lines[at] = self._of_stack.get((stack, is_off), NONE)
+            stack, waits = int(pieces.stack[row]), bool(pieces.waits[row])
+            if stack != NONE and (stack, waits) not in self._of_stack:
+                text = place_of(self._run.stacks, stack, waits=waits)
+                self._of_stack[stack, waits] = self._number(text)
+            lines[at] = self._of_stack.get((stack, waits), NONE)
         return lines[of]
 
     def _called(self, calls: Ints) -> Int64s:

@@ -65,8 +65,8 @@ def run(run: Run, options: Options) -> Result:
         for one in shown
     ]
     note = (
-        f"A sample stands for the time around it, at {1e9 / samples.period_ns:.0f} a second of a processor; the "
-        "time off a processor is exact. Itself: in no function that it calls; off-CPU: waiting in it."
+        f"A sample stands for the time around it, at {1e9 / samples.period_ns:.0f} a second of a processor; "
+        "the time off a processor is exact. Itself: in no function that it calls; off-CPU: waiting in it."
     )
     nothing = "No stacks of the host were recorded: --layers host_sample,… records them."
     if samples.any:
@@ -115,17 +115,17 @@ def _times(run: Run, threads: Iterable[tuple[int, Pieces]]) -> tuple[dict[tuple[
         pid, tid = run.shapes.ids_of(int(first[thread])) if thread != NONE else (None, None)
         name = run.thread_name(pid, tid) or run.process_name(pid) if tid is not None else "unknown thread"
         root = Label(f"{name} {tid}" if tid is not None else name, Kind.THREAD)
-        of, at = number_rows(pieces.stack, pieces.is_off)
+        of, at = number_rows(pieces.stack, pieces.waits)
         sums_ns = sums_by(of, pieces.end_ns - pieces.start_ns, len(at))
         for row, spent_ns in zip(at.tolist(), sums_ns.tolist(), strict=True):
-            stack, is_off = int(pieces.stack[row]), bool(pieces.is_off[row])
+            stack, waits = int(pieces.stack[row]), bool(pieces.waits[row])
             if stack == NONE:
                 unknown_ns += spent_ns
                 continue
             for number in stacks.frames_of(stack):
                 if number not in labels:
                     labels[number] = _label(stacks.frames[number])
-            path = (root, *(labels[number] for number in reversed(stacks.frames_of(stack))), *[_OFF] * is_off)
+            path = (root, *(labels[number] for number in reversed(stacks.frames_of(stack))), *[_OFF] * waits)
             found[path] = found.get(path, 0) + spent_ns
     return found, unknown_ns
 

@@ -43,7 +43,10 @@ HZ: Final = 199
 """Samples of a processor a second: no divisor of the round rates at which programs do things."""
 _NONE: Final = 0xFFFF
 _KIND_AT: Final = 28
-_NEEDED: Final = frozenset({FRAMES, ON_CPU_SAMPLE, SWITCH_OUT, THREAD_NEW, THREAD_NAME})
+_NEEDED: Final = re.compile(
+    b"[%s]" % re.escape(bytes((FRAMES, ON_CPU_SAMPLE, SWITCH_OUT, THREAD_NEW, THREAD_NAME)))
+)
+"""Finds the kinds of the records that are read here."""
 _THREADS_MAX: Final = 1 << 16
 _FIRST_ID: Final = 1 << 32  # smaller ids are those of the stacks that a library in the command reads
 _STACKS_MAX: Final = 1 << 18
@@ -345,15 +348,15 @@ class _Symbols:
 class HostStacks:
     """The stacks of one recording, by the numbers that records have.
 
-    `add` is called where records are collected, as soon as possible; `id_of` and `take_new` where they are
-    rendered. `is_alone`: without the layer `scheduler`.
+    `add` is called where records are collected, as soon as possible, and `record_of` where they are rendered.
+    `is_alone`: without the layer `scheduler`.
     """
 
     def __init__(
         self, set_python: Callable[[int, bytes], None], shown_pid: Callable[[int], int], *, is_alone: bool
     ) -> None:
         """`set_python` states where a process, by the kernel's id, has its Python; `shown_pid` is the id of a
-        process in this pid namespace.
+        process in this pid namespace, 0 where it is not known yet.
         """
         self.is_alone = is_alone
         self._set_python, self._shown_pid = set_python, shown_pid
@@ -364,14 +367,13 @@ class HostStacks:
         self._stacks: dict[int, tuple[tuple[Native, ...], tuple[Python, ...], bool]] = {}
         self._symbols: dict[tuple[str, int], _Symbols] = {}
         self._perf_maps: dict[int, tuple[list[int], list[tuple[int, str]]]] = {}
-        self._ids: dict[int, int] = {}
-        self._id_of_frames: dict[object, int] = {}
-        self._new: list[dict[str, Any]] = []
+        self._records: dict[int, dict[str, Any]] = {}
+        self._by_frames: dict[object, dict[str, Any]] = {}
 
     def look(self, tgid: int) -> _Process:
         """Look whether a process has a Python, unless that was done a moment ago."""
         process = self._processes.get(tgid)
-        if process is None:
+        if process is None or not process.pid:
             process = self._processes[tgid] = _Process(self._shown_pid(tgid))
         found = process.find_python(time.monotonic_ns())
         if found is not None:
@@ -380,11 +382,10 @@ class HostStacks:
 
     def add(self, chunk: bytes) -> None:
         """Keep the stacks in collected records, and find the Python of new processes."""
-        kinds, looked = chunk[_KIND_AT::RECORD_BYTES], set[int]()
-        for at, kind in enumerate(kinds):
-            if kind not in _NEEDED:
-                continue
-            _, tid, tgid, number, _, _, _, *words = RECORD.unpack_from(chunk, at * RECORD_BYTES)
+        looked = set[int]()
+        for found in _NEEDED.finditer(chunk[_KIND_AT::RECORD_BYTES]):
+            at = found.start() * RECORD_BYTES
+            _, tid, tgid, number, kind, _, _, *words = RECORD.unpack_from(chunk, at)
             if kind == THREAD_NAME and tid == tgid:  # it may execute another program now
                 self._forget(tgid)
                 looked.discard(tgid)
@@ -446,11 +447,10 @@ class HostStacks:
         shown = tuple(frame for frame in pythons if frame is not None)
         self._stacks[stack] = tuple(found), shown, further
 
-    def id_of(self, number: int) -> int | None:
-        """The id of a stack in the file; None where it is not known."""
-        if not number or number not in self._stacks:
-            return None
-        if (known := self._ids.get(number)) is not None:
+    def record_of(self, number: int) -> dict[str, Any] | None:
+        """The record of a stack, with its id in the file; None where it is not known."""
+        known = self._records.get(number)
+        if known is not None or number not in self._stacks:
             return known
         natives, pythons, further = self._stacks[number]
         frames, has_gap = list[dict[str, Any]](), False
@@ -468,19 +468,12 @@ class HostStacks:
         for function, file, line in pythons:
             frames.append({"function": function} | ({"file": file, "line": line} if file else {}))
         key = tuple(tuple(one.values()) for one in frames), further
-        stack = self._id_of_frames.get(key)
-        if stack is None:
-            stack = self._id_of_frames[key] = _FIRST_ID + len(self._id_of_frames)
-            self._new.append(
-                {"type": "stack", "id": stack, "frames": frames} | ({"omitted": 1} if further else {})
-            )
-        self._ids[number] = stack
-        return stack
-
-    def take_new(self) -> list[dict[str, Any]]:
-        """The records of the stacks that got their ids since the last call."""
-        new, self._new = self._new, []
-        return new
+        record = self._by_frames.get(key)
+        if record is None:
+            record = {"type": "stack", "id": _FIRST_ID + len(self._by_frames), "frames": frames}
+            self._by_frames[key] = record | ({"omitted": 1} if further else {})
+        self._records[number] = self._by_frames[key]
+        return self._by_frames[key]
 
     def _name(self, native: Native) -> str:
         if not native.path.startswith("/"):

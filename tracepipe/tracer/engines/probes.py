@@ -558,7 +558,7 @@ class ProbeAttachment(Attachment):
         if HOST_SAMPLE in plan.own:
             self._host_stacks = HostStacks(
                 self._maps.set_python,
-                lambda pid: self._ids.get(pid, pid),
+                lambda pid: self._ids.get(pid, 0 if self._namespace else pid),
                 is_alone="scheduler" not in plan.own,
             )
         # Where every probe needs a descriptor, libcuda and libcudart exceed the usual limit of 1024.

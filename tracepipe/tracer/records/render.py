@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tracepipe.event.vocabulary import OFF_CPU, ON_CPU, RUNNING, state_text
+from tracepipe.event.vocabulary import OFF_CPU, ON_CPU, PREEMPTED, RUNNING, state_text
 from tracepipe.hooks.hook import HOST_SAMPLE, Probe
 from tracepipe.hooks.slots import Texts
 from tracepipe.tracer.records.calls import Calls, teller
@@ -43,6 +43,7 @@ from tracepipe.tracer.records.unrendered import Carried, RecordCarry, kinds_and_
 
 _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
 _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
+_PREEMPTED = 0x100  # in prev_state
 _BEGAN_BEFORE = '"began":"before the window"'
 _ENDED_AFTER = '"ended":"after the window"'
 _OPEN_CALLS_MAX = 512
@@ -56,11 +57,8 @@ class HostStackNumbers(Protocol):
 
     is_alone: bool
 
-    def id_of(self, number: int) -> int | None:
-        """The id of a stack in the file; None where it is not known."""
-
-    def take_new(self) -> list[dict[str, Any]]:
-        """The records of the stacks that got their ids since the last call."""
+    def record_of(self, number: int) -> dict[str, Any] | None:
+        """The record of a stack, with its id in the file; None where it is not known."""
 
 
 class RecordRenderer:
@@ -85,7 +83,8 @@ class RecordRenderer:
         self._probes = probes
         self._stacks = host_stacks
         self._with_scheduler = host_stacks is None or not host_stacks.is_alone
-        self._off: dict[int, Where] = {}
+        self._off: dict[int, tuple[Head, Where]] = {}
+        self._written: set[int] = set()
         self._causes, self._windows = causes, 0
         self._window_name: dict[str, str] = {}
         self._is_open = not causes
@@ -97,7 +96,7 @@ class RecordRenderer:
         self._switch_in = Head("scheduler", RUNNING, "B")
         self._switch_out = Head("scheduler", RUNNING, "E")
         self._sample = Head(HOST_SAMPLE, ON_CPU, "I")
-        self._leave, self._return = (Head(HOST_SAMPLE, OFF_CPU, phase) for phase in "BE")
+        self._waits, self._preempted = (Head(HOST_SAMPLE, name, "B") for name in (OFF_CPU, PREEMPTED))
         self._wakeup = Head("scheduler", "wakeup", "I")
         self._migrate = Head("scheduler", "migrate", "I")
         self._states = Texts(lambda state: f'"prev_state":"{state_text(state)}"')
@@ -206,27 +205,31 @@ class RecordRenderer:
 
     def _stack(self, lines: Lines, number: int) -> str:
         """The field of an event that refers to a stack, whose line is added if it is new."""
-        if self._stacks is None or (stack := self._stacks.id_of(number)) is None:
+        record = None if self._stacks is None else self._stacks.record_of(number)
+        if record is None:
             return ""
-        for record in self._stacks.take_new():
+        if record["id"] not in self._written:
+            self._written.add(record["id"])
             lines.record(record)
-        return STACK % stack
+        return str(STACK % record["id"])
 
     def _add_off(
         self, lines: Lines, kind: int, ts_ns: int, tid: int, words: tuple[int, int], where: Where, comm: str
     ) -> None:
         """Add the line where a thread leaves its processor, with its stack there, or gets one again."""
         state, word = words
-        if kind == SWITCH_IN:
-            if self._off.pop(tid, None) is not None:
-                by_tid = self._ids.get(word - 1, (0, word - 1 if not self._ids else 0))[1]
-                lines.event(ts_ns, self._return, *where, f'"woken_by_tid":{by_tid}' if word else "", comm)
-        elif not state & ENDED:
-            if tid in self._off:  # the switch between was not reported
-                lines.event(ts_ns, self._return, *where, '"ended":"not reported"')
-            self._off[tid] = where
-            more = comm + self._stack(lines, word)
-            lines.event(ts_ns, self._leave, *where, f'"state":"{state_text(state)}"', more)
+        left = self._off.pop(tid, None)
+        if kind == SWITCH_IN and left is not None:
+            by_tid = self._ids.get(word - 1, (0, word - 1 if not self._ids else 0))[1]
+            lines.event(ts_ns, left[0], *where, f'"woken_by_tid":{by_tid}' if word else "", comm)
+        elif kind == SWITCH_OUT:
+            if left is not None:  # the switch between was not reported
+                lines.event(ts_ns, left[0], *where, '"ended":"not reported"')
+            if not state & ENDED:
+                head = self._waits if state and not state & _PREEMPTED else self._preempted
+                self._off[tid] = head.ended(), where
+                more = comm + self._stack(lines, word)
+                lines.event(ts_ns, head, *where, f'"state":"{state_text(state)}"', more)
 
     def counts(self, chunk: bytes) -> dict[str, int]:
         counts: Counter[str] = Counter()
@@ -292,8 +295,8 @@ class RecordRenderer:
             for thread_where in self._running.values():
                 lines.event(ts_ns, self._switch_out, *thread_where, _ENDED_AFTER)
             self._in_calls.clear()
-            for thread_where in self._off.values():
-                lines.event(ts_ns, self._return, *thread_where, _ENDED_AFTER)
+            for head, left_where in self._off.values():
+                lines.event(ts_ns, head, *left_where, _ENDED_AFTER)
             self._running.clear()
             self._off.clear()
             self._calls.effects.forget()  # no thread is in a call that was seen
