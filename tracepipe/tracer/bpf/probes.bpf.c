@@ -324,7 +324,13 @@ static inline void send_name(u8 kind, u32 tid, u32 tgid, u32 id)
 #define NONE 0xffff /* of an offset */
 #define OF_C 3      /* the owner of a frame that stands for a call from C: Python does not show it */
 #define NO_STATE (1ull << 63)
-#define LOOK_AGAIN_NS 20000000ull
+/* A thread is in no list before its Python has begun, and threads of C never are. After the first looks, each doubles
+ * the time to the next one, from 1 ms to a quarter of a second. How many there were is kept above the time of the next.
+ */
+#define LOOK_AGAIN_NS 1000000ull
+#define LOOKS_AT 56
+#define LOOKS_AT_ONCE 4
+#define LOOKS_MOST 12
 
 /* Where the Python of a process has its states and frames: offsets in bytes, of host_stacks.py. */
 struct python {
@@ -339,7 +345,8 @@ struct python {
     u16 code;
     u16 at;
     u16 owner;
-    u32 zero;
+    u16 lines; /* of the table of lines in a code object */
+    u16 zero;
 };
 
 /* The counts are in memory, as the verifier would follow each value of a register. */
@@ -376,13 +383,16 @@ static inline u64 state_of(struct python *python, u32 tid)
         shown = here.tid;
     }
     u64 *known = bpf_map_lookup_elem_(STATES, &tid), now_ns = bpf_ktime_get_ns();
+    u64 looks = 0;
     if (known && *known & NO_STATE) {
-        if (now_ns < (*known & ~NO_STATE))
+        if (now_ns < (*known & ((1ull << LOOKS_AT) - 1)))
             return 0;
+        looks = (*known & ~NO_STATE) >> LOOKS_AT;
+        looks += looks < LOOKS_MOST;
     } else if (known && id_of_state(python, *known) == shown) {
         return *known;
     }
-    u64 found = NO_STATE | (now_ns + LOOK_AGAIN_NS);
+    u64 found = NO_STATE | looks << LOOKS_AT | (now_ns + (looks < LOOKS_AT_ONCE ? 0 : LOOK_AGAIN_NS << (looks - LOOKS_AT_ONCE & 15)));
     u64 state = word_of_user(word_of_user(python->interpreter) + python->threads);
     for (int i = 0; i < PYTHON_THREADS && state; i++) {
         if (id_of_state(python, state) == shown) {
@@ -429,6 +439,8 @@ static inline u64 send_stack(void *ctx, u32 which, u32 tid, u32 tgid)
                 bpf_probe_read_user(&owner, 1, (void *)(frame + python->owner));
             if (owner == OF_C)
                 code = at = 0;
+            else /* another code object may have the address of a freed one, but not its table too */
+                stack->hash = mixed(stack->hash, word_of_user(code + python->lines));
             stack->frames[2 * i] = code;
             stack->frames[2 * i + 1] = at;
             stack->hash = mixed(mixed(stack->hash, code), at);

@@ -14,14 +14,16 @@ The layouts of CPython are those of gpu/native/python_frames.h, which reads them
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
 import struct
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +43,7 @@ from tracepipe.tracer.records.record import (
 
 HZ: Final = 199
 """Samples of a processor a second: no divisor of the round rates at which programs do things."""
+_libc = ctypes.CDLL(None, use_errno=True)
 _NONE: Final = 0xFFFF
 _KIND_AT: Final = 28
 _NEEDED: Final = re.compile(
@@ -50,8 +53,7 @@ _NEEDED: Final = re.compile(
 _THREADS_MAX: Final = 1 << 16
 _FIRST_ID: Final = 1 << 32  # smaller ids are those of the stacks that a library in the command reads
 _STACKS_MAX: Final = 1 << 18
-_FRAMES_MAX: Final = 1 << 16  # of a process
-_SAME_NS: Final = 1_000_000_000  # a code object that was read so recently is not read again
+_CODES_MAX: Final = 1 << 15  # of a process
 _LOOK_NS: Final = (
     10_000_000,
     1_000_000_000,
@@ -98,7 +100,7 @@ _LAYOUTS: Final = {
     12: _Layout(48, 72, 8, 144, _NONE, 56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56),
     13: _Layout(640, 7344, 8, 160, _NONE, 72, _NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56),
 }
-_PYTHON: Final = struct.Struct("<Q10HI")
+_PYTHON: Final = struct.Struct("<Q12H")
 _DEBUG_OFFSETS: Final = (13, b"xdebugpy", 40, 72)
 """From this version on, `_PyRuntime` begins with this cookie, and has the offsets of the first interpreter
 and of its threads at these places."""
@@ -133,6 +135,21 @@ Python = tuple[str, str, int]
 """Function, file and line."""
 
 
+@dataclass(slots=True)
+class _Code:
+    """A code object of Python. `identity` tells it from others at its address, `lines` has those of the
+    instructions that were asked for.
+    """
+
+    identity: bytes
+    name: str
+    filename: str
+    first_line: int
+    first_traced: int
+    table: bytes
+    lines: dict[int, int] = field(default_factory=dict)
+
+
 class _Process:
     """A process whose threads are sampled: its mapped code and its Python, as far as they were needed."""
 
@@ -143,13 +160,14 @@ class _Process:
         self.layout: _Layout | None = None
         self.look_ns, self._wait_ns = 0, _LOOK_NS[0]
         self._memory = -1
-        self._frames: dict[tuple[int, int], tuple[int, Python | None]] = {}
+        self._codes: dict[int, _Code] = {}
+        """By address."""
 
     def fork(self, pid: int) -> _Process:
         """A copy of this process."""
         copy = _Process(pid)
         copy._mappings, copy._starts, copy.layout = self._mappings, self._starts, self.layout
-        copy._frames = dict(self._frames)
+        copy._codes = dict(self._codes)
         return copy
 
     def read_mappings(self) -> None:
@@ -203,7 +221,7 @@ class _Process:
                     )
                     layout = layout._replace(main=main + 8, threads=threads)
                 self.layout = layout
-                return _PYTHON.pack(runtime + layout.main, *layout[1:11], 0)
+                return _PYTHON.pack(runtime + layout.main, *layout[1:11], layout.linetable, 0)
         return None
 
     def read(self, address: int, size: int) -> bytes:
@@ -211,48 +229,77 @@ class _Process:
         if self._memory < 0:
             self._memory = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(self._memory, size, address)
+            data = os.pread(self._memory, size, address)
         except OverflowError:
             raise OSError from None
+        if len(data) < size:  # as of a process that has ended
+            raise OSError
+        return data
 
-    def python(self, code: int, at: int, now_ns: int) -> Python | None:
-        """A frame of Python; None for one that Python does not show."""
-        known = self._frames.get((code, at))
-        if known is not None and now_ns - known[0] < _SAME_NS:
-            return known[1]
-        try:
-            frame = self._read_frame(code, at)
-        except (OSError, struct.error, IndexError):
-            # The process or its code object is gone: what was read before it went still holds.
-            frame = known[1] if known is not None else (_UNKNOWN, "", 0)
-        if len(self._frames) >= _FRAMES_MAX:
-            self._frames.clear()
-        self._frames[code, at] = now_ns, frame
-        return frame
+    def pythons(self, frames: Sequence[tuple[int, int]]) -> list[Python | None]:
+        """Some frames, each by its code and instruction; None for one that Python does not show. Code objects
+        are read at once, as they may be freed soon, and others be made at their addresses.
+        """
+        shown: list[Python | None] = []
+        for (address, at), data in zip(frames, self._read_codes([one for one, _ in frames]), strict=True):
+            code = self._codes.get(address)
+            # Where it cannot be read, its process has ended, and it is what it was before.
+            if data and (code is None or code.identity != self._identity(data)):
+                with suppress(OSError, struct.error, IndexError):
+                    code = self._codes[address] = self._code_of(data)
+            shown.append((_UNKNOWN, UNKNOWN_CODE, 0) if code is None else self._frame_of(address, at, code))
+        if len(self._codes) > _CODES_MAX:
+            self._codes.clear()
+        return shown
 
-    def _read_frame(self, code: int, at: int) -> Python | None:
+    def _identity(self, data: bytes) -> bytes:
+        """What tells a code object from a later one at its address."""
         layout = self.layout
         assert layout is not None
-        data = self.read(code, _CODE_BYTES)
-        first_line, filename, name, table = (
-            struct.unpack_from(form, data, place)[0]
-            for form, place in (
-                ("<i", layout.first_line), ("<Q", layout.filename), ("<Q", layout.name),
-                ("<Q", layout.linetable),
-            )
-        )  # fmt: skip
+        return data[layout.first_line : layout.first_line + 4] + data[layout.filename : layout.linetable + 8]
+
+    def _read_codes(self, codes: Sequence[int]) -> list[bytes]:
+        """The beginnings of code objects, in one call of the kernel; b"" where one cannot be read."""
+        local = ctypes.create_string_buffer(_CODE_BYTES * len(codes))
+        here = struct.pack("<QQ", ctypes.addressof(local), len(local))
+        there = b"".join(struct.pack("<QQ", code, _CODE_BYTES) for code in codes)
+        read = _libc.process_vm_readv(self.pid, here, 1, there, len(codes), ctypes.c_ulong(0))
+        data = local.raw[: max(read, 0)]  # it ends before the first that cannot be read
+        parts = [data[start : start + _CODE_BYTES] for start in range(0, len(local), _CODE_BYTES)]
+        return [part if len(part) == _CODE_BYTES else b"" for part in parts]
+
+    def _code_of(self, data: bytes) -> _Code:
+        """A code object, from its beginning. Raises OSError and struct.error where it is none."""
+        layout = self.layout
+        assert layout is not None
+        (first_line,) = struct.unpack_from("<i", data, layout.first_line)
+        first_traced = 0
+        if layout.first_traced != _NONE:
+            (first_traced,) = struct.unpack_from("<i", data, layout.first_traced)
+        filename, name, table = (
+            struct.unpack_from("<Q", data, place)[0]
+            for place in (layout.filename, layout.name, layout.linetable)
+        )
+        size = min(struct.unpack("<q", self.read(table + 16, 8))[0], _TABLE_BYTES)
+        entries = self.read(table + 32, size) if size > 0 else b""
+        return _Code(
+            self._identity(data), self._text(name), self._text(filename), first_line, first_traced, entries
+        )
+
+    def _frame_of(self, address: int, at: int, code: _Code) -> Python | None:
+        layout = self.layout
+        assert layout is not None
         if layout.instructions == _NONE:
             place = 2 * (at & 0xFFFFFFFF) if not at & 1 << 31 else -1
         else:
-            place = at - (code + layout.instructions)
-            (first_traced,) = struct.unpack_from("<i", data, layout.first_traced)
-            if 0 <= place < 2 * first_traced:
+            place = at - (address + layout.instructions)
+            if 0 <= place < 2 * code.first_traced:
                 return None
-        size = min(struct.unpack("<q", self.read(table + 16, 8))[0], _TABLE_BYTES)
-        entries = self.read(table + 32, size) if size > 0 else b""
-        line_of = line_by_pairs if layout.instructions == _NONE else line_by_entries
-        line = line_of(entries, first_line, place) if place >= 0 else first_line
-        return self._text(name), self._text(filename), max(line, 0)
+        if place not in code.lines:
+            line_of = line_by_pairs if layout.instructions == _NONE else line_by_entries
+            line = line_of(code.table, code.first_line, place) if place >= 0 else code.first_line
+            code.lines[place] = max(line, 0)
+        return code.name, code.filename, code.lines[place]
 
     def _text(self, address: int) -> str:
         """A str, which must be as Python's compiler makes them. Raises OSError for another object."""
@@ -264,8 +311,6 @@ class _Process:
         if not is_compact or length > _TEXT_BYTES or width not in (1, 2, 4):
             raise OSError
         data = self.read(address + (layout.ascii_bytes if is_ascii else layout.text_bytes), length * width)
-        if len(data) != length * width:
-            raise OSError
         return data.decode({1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}[width], "replace")
 
     def close(self) -> None:
@@ -428,22 +473,15 @@ class HostStacks:
             return
         natives = [word for _, part in parts[1 : 1 + of_addresses] for word in part][:addresses]
         pairs = [word for _, part in parts[1 + of_addresses :] for word in part][: 2 * frames]
-        process, now_ns = self._processes.get(tgid) or self.look(tgid), time.monotonic_ns()
+        process = self._processes.get(tgid) or self.look(tgid)
         found = []
         for address in natives:
             native = process.native(address)
             if native is None:  # no return address: the chain of frame pointers has ended
                 break
             found.append(native)
-        pythons = (
-            (
-                process.python(code, at, now_ns)
-                for code, at in zip(pairs[::2], pairs[1::2], strict=True)
-                if code  # else a call from C
-            )
-            if process.layout is not None
-            else ()
-        )
+        calls = [(code, at) for code, at in zip(pairs[::2], pairs[1::2], strict=True) if code]  # 0: from C
+        pythons = process.pythons(calls) if process.layout is not None and calls else []
         shown = tuple(frame for frame in pythons if frame is not None)
         self._stacks[stack] = tuple(found), shown, further
 

@@ -207,15 +207,14 @@ class Elf:
         """The address of an object of the file; None if it has none of that name."""
         with self._damage("symbol table"):
             for table in self._symbol_tables(_SHT_DYNSYM, _SHT_SYMTAB):
-                rows = [
-                    (row[0], row[4])
-                    for row in self._rows(_SYM, table.offset, table.size // _SYM.size)
-                    if row[1] & 15 == _STT_OBJECT and row[3]
-                ]
-                names = self._names(self._sections[table.link], [row[0] for row in rows], _NAME_BYTES)
-                for (_, address), found in zip(rows, names, strict=True):
-                    if found == name:
-                        return address
+                strings, places = self.contents(self._sections[table.link]), set[int]()
+                place = strings.find(text := name.encode() + b"\0")
+                while place >= 0:  # it may be the end of longer names too
+                    places.add(place)
+                    place = strings.find(text, place + 1)
+                for row in self._rows(_SYM, table.offset, table.size // _SYM.size):
+                    if row[0] in places and row[1] & 15 == _STT_OBJECT and row[3]:
+                        return row[4]
         return None
 
     def address_at(self, offset: int) -> int:
