@@ -352,7 +352,8 @@ struct python {
 /* The counts are in memory, as the verifier would follow each value of a register. */
 struct stack {
     u64 addresses[ADDRESSES]; /* 0 behind the last one */
-    u64 frames[2 * PYTHON_FRAMES]; /* code and instruction; no code: a frame that stands for C */
+    u64 frames[2 * PYTHON_FRAMES]; /* code and instruction; no code: a frame that stands for C. The upper 16 bits of
+                                      a code are a mark of the address of its table of lines */
     u64 hash;
     u32 address_count;
     u32 frame_count;
@@ -437,10 +438,12 @@ static inline u64 send_stack(void *ctx, u32 which, u32 tid, u32 tgid)
             u8 owner = 0;
             if (python->owner != NONE)
                 bpf_probe_read_user(&owner, 1, (void *)(frame + python->owner));
-            if (owner == OF_C)
+            if (owner == OF_C) {
                 code = at = 0;
-            else /* another code object may have the address of a freed one, but not its table too */
-                stack->hash = mixed(stack->hash, word_of_user(code + python->lines));
+            } else { /* another code object may have the address of a freed one, but not its table too */
+                u64 lines = word_of_user(code + python->lines);
+                code |= (lines >> 4 ^ lines >> 20) << 48;
+            }
             stack->frames[2 * i] = code;
             stack->frames[2 * i + 1] = at;
             stack->hash = mixed(mixed(stack->hash, code), at);

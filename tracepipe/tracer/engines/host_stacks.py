@@ -109,6 +109,7 @@ _INTERPRETER: Final = re.compile(
     r"_?PyEval_|_PyFunction_Vectorcall|Py_(?:Run|Bytes)?Main|pymain_|_?PyRun_|_start$|__libc_start|main$"
 )
 _CODE_BYTES: Final = 208
+_ADDRESS: Final = (1 << 48) - 1
 _TEXT_BYTES, _TABLE_BYTES = 1024, 1 << 16
 
 
@@ -142,6 +143,7 @@ class _Code:
     """
 
     identity: bytes
+    mark: int
     name: str
     filename: str
     first_line: int
@@ -241,13 +243,19 @@ class _Process:
         are read at once, as they may be freed soon, and others be made at their addresses.
         """
         shown: list[Python | None] = []
-        for (address, at), data in zip(frames, self._read_codes([one for one, _ in frames]), strict=True):
-            code = self._codes.get(address)
-            # Where it cannot be read, its process has ended, and it is what it was before.
+        addresses = [marked & _ADDRESS for marked, _ in frames]
+        for (marked, at), address, data in zip(frames, addresses, self._read_codes(addresses), strict=True):
+            code, mark = self._codes.get(address), marked >> 48
+            if data and self._mark(data) != mark:
+                data = b""  # another code object is there now
+            # Where it cannot be read, its process has ended, or it was freed: it is what it was before.
             if data and (code is None or code.identity != self._identity(data)):
                 with suppress(OSError, struct.error, IndexError):
                     code = self._codes[address] = self._code_of(data)
-            shown.append((_UNKNOWN, UNKNOWN_CODE, 0) if code is None else self._frame_of(address, at, code))
+            if code is None or code.mark != mark:
+                shown.append((_UNKNOWN, UNKNOWN_CODE, 0))
+            else:
+                shown.append(self._frame_of(address, at, code))
         if len(self._codes) > _CODES_MAX:
             self._codes.clear()
         return shown
@@ -257,6 +265,12 @@ class _Process:
         layout = self.layout
         assert layout is not None
         return data[layout.first_line : layout.first_line + 4] + data[layout.filename : layout.linetable + 8]
+
+    def _mark(self, data: bytes) -> int:
+        """The mark of a code object, as the BPF program makes it."""
+        assert self.layout is not None
+        lines = int.from_bytes(data[self.layout.linetable : self.layout.linetable + 8], "little")
+        return (lines >> 4 ^ lines >> 20) & 0xFFFF
 
     def _read_codes(self, codes: Sequence[int]) -> list[bytes]:
         """The beginnings of code objects, in one call of the kernel; b"" where one cannot be read."""
@@ -283,7 +297,13 @@ class _Process:
         size = min(struct.unpack("<q", self.read(table + 16, 8))[0], _TABLE_BYTES)
         entries = self.read(table + 32, size) if size > 0 else b""
         return _Code(
-            self._identity(data), self._text(name), self._text(filename), first_line, first_traced, entries
+            self._identity(data),
+            self._mark(data),
+            self._text(name),
+            self._text(filename),
+            first_line,
+            first_traced,
+            entries,
         )
 
     def _frame_of(self, address: int, at: int, code: _Code) -> Python | None:
