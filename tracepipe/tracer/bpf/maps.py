@@ -134,9 +134,9 @@ def hashed_slot(probe: Probe) -> tuple[int, int]:
 _HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _RINGBUF = 1, 2, 6, 9, 27  # enum bpf_map_type
 _MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _THREADS_MAX = 65536
-_THREAD_BYTES = 32  # struct thread of probes.bpf.c
+_THREAD_BYTES = 56  # struct thread of probes.bpf.c
 _OPEN_CALLS_MAX = 16384
-_PYTHON_BYTES, _STACK_BYTES = 32, 1816  # struct python and struct stack
+_PYTHON_BYTES, _STACK_BYTES = 32, 1960  # struct python and struct stack
 
 _BUSY_BYTE = 3  # holds bit 31 of the length; the other bits of that byte are 0 for short records
 
@@ -223,8 +223,8 @@ class Maps:
 
     def track(self, tid: int, tgid: int) -> None:
         """Record an existing thread, which may be running or not. Raises OSError."""
-        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 window │ 16 where │ 24 waker
-        value = struct.pack("=IHBBQQQ", tgid, 2, 0, 0, 0, 0, 0)
+        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 window │ 16 where │ 24 …
+        value = struct.pack("=IHBB6Q", tgid, 2, *[0] * 8)
         bpf.map_update(self["tracked"], struct.pack("=I", tid), value)
 
     def set_python(self, tgid: int, python: bytes) -> None:

@@ -139,6 +139,9 @@ struct thread {
     u64 window_ns; /* the window in which `running`, `asleep` and `queued_on` are known */
     u64 queued_on; /* 1 + the processor that it left, or to which it was moved since; 0: not known */
     u64 woken_by;  /* 1 + the thread that ran where it was woken since it left; 0: not known */
+    u64 nearest;   /* a hash of Python's innermost frames where it last left a processor, */
+    u64 stack;     /* the number of its stack then, */
+    u64 walked_ns; /* and when that was; 0: it has not left one */
 };
 
 struct spec {
@@ -321,6 +324,8 @@ static inline void send_name(u8 kind, u32 tid, u32 tgid, u32 id)
 #define ADDRESSES 32
 #define PYTHON_FRAMES 96
 #define PYTHON_THREADS 1024
+#define NEAREST 4
+#define SAME_NS 1000000ull
 #define NONE 0xffff /* of an offset */
 #define OF_C 3      /* the owner of a frame that stands for a call from C: Python does not show it */
 #define NO_STATE (1ull << 63)
@@ -346,7 +351,7 @@ struct python {
     u16 at;
     u16 owner;
     u16 lines; /* of the table of lines in a code object */
-    u16 zero;
+    u16 frame_bytes; /* how much of a frame is read */
 };
 
 /* The counts are in memory, as the verifier would follow each value of a register. */
@@ -358,6 +363,8 @@ struct stack {
     u32 address_count;
     u32 frame_count;
     u64 further; /* nonzero: there are more frames */
+    u64 nearest; /* a hash of the innermost frames */
+    u8 frame[136];
 };
 
 static inline u64 word_of_user(u64 at)
@@ -412,21 +419,28 @@ static inline u64 mixed(u64 hash, u64 word)
     return hash ^ hash >> 32;
 }
 
-/* Send the words of the current thread's stack, unless they were sent before; returns the stack's number, 0 where it is
- * not known. */
-static inline u64 send_stack(void *ctx, u32 which, u32 tid, u32 tgid)
+/* The address of a code object, marked with that of its table of lines: another code object may be at the address of a
+ * freed one, but hardly with the same table. */
+static inline u64 marked(struct python *python, u64 code)
 {
+    u64 lines = code ? word_of_user(code + python->lines) : 0;
+    return code | (lines >> 4 ^ lines >> 20) << 48;
+}
+
+#define FRAME_WORD(stack, offset) (*(u64 *)&(stack)->frame[(offset) & 120])
+
+/* Send the words of the current thread's stack, unless they were sent before; returns the stack's number, 0 where it is
+ * not known. At a switch (`thread` is given), threads may come here 100,000 times a second: the stack is taken for that
+ * of a moment ago where Python's innermost frames are the same. */
+static inline u64 send_stack(void *ctx, struct thread *thread, u32 tid, u32 tgid)
+{
+    u32 which = !!thread;
+    u64 now_ns = clock_ns();
     struct stack *stack = bpf_map_lookup_elem_(WALKED, &which);
     if (!stack)
         return 0;
-    __builtin_memset(stack->addresses, 0, sizeof(stack->addresses));
     stack->hash = mixed(tgid, 0);
-    stack->address_count = stack->frame_count = stack->further = 0;
-    long size = bpf_get_stack(ctx, stack->addresses, sizeof(stack->addresses), 1 << 8 /* BPF_F_USER_STACK */);
-    if (size > 0)
-        stack->address_count = (u32)size / 8;
-    for (int i = 0; i < ADDRESSES; i++)
-        stack->hash = mixed(stack->hash, stack->addresses[i]);
+    stack->address_count = stack->frame_count = stack->further = stack->nearest = 0;
     struct python *python = bpf_map_lookup_elem_(PYTHONS, &tgid);
     u64 state = python ? state_of(python, tid) : 0;
     if (python && state) {
@@ -434,31 +448,43 @@ static inline u64 send_stack(void *ctx, u32 which, u32 tid, u32 tgid)
         if (frame && python->between != NONE)
             frame = word_of_user(frame + python->between);
         for (int i = 0; i < PYTHON_FRAMES && frame; i++) {
-            u64 code = word_of_user(frame + python->code), at = word_of_user(frame + python->at);
-            u8 owner = 0;
-            if (python->owner != NONE)
-                bpf_probe_read_user(&owner, 1, (void *)(frame + python->owner));
-            if (owner == OF_C) {
-                code = at = 0;
-            } else { /* another code object may have the address of a freed one, but not its table too */
-                u64 lines = word_of_user(code + python->lines);
-                code |= (lines >> 4 ^ lines >> 20) << 48;
+            if (i == NEAREST && thread) {
+                stack->nearest = mixed(stack->hash, frame);
+                if (stack->nearest == thread->nearest && now_ns - thread->walked_ns < SAME_NS)
+                    return thread->stack;
             }
+            if (bpf_probe_read_user(stack->frame, python->frame_bytes & 127, (void *)frame))
+                break;
+            u64 code = FRAME_WORD(stack, python->code), at = FRAME_WORD(stack, python->at);
+            if (python->owner != NONE && stack->frame[python->owner & 127] == OF_C)
+                code = at = 0;
+            else if (!thread)
+                code = marked(python, code);
             stack->frames[2 * i] = code;
             stack->frames[2 * i + 1] = at;
             stack->hash = mixed(mixed(stack->hash, code), at);
             stack->frame_count++;
-            frame = word_of_user(frame + python->previous);
+            frame = FRAME_WORD(stack, python->previous);
         }
         stack->further = frame;
     }
+    __builtin_memset(stack->addresses, 0, sizeof(stack->addresses));
+    long size = bpf_get_stack(ctx, stack->addresses, sizeof(stack->addresses), 1 << 8 /* BPF_F_USER_STACK */);
+    if (size > 0)
+        stack->address_count = (u32)size / 8;
+    for (int i = 0; i < ADDRESSES; i++)
+        stack->hash = mixed(stack->hash, stack->addresses[i]);
     u32 addresses = stack->address_count, frames = stack->frame_count;
     if (!addresses && !frames)
         return 0;
     u64 hash = mixed(stack->hash, addresses | frames << 16) | 1;
+    if (thread) {
+        thread->nearest = stack->nearest;
+        thread->stack = hash;
+        thread->walked_ns = now_ns;
+    }
     if (bpf_map_lookup_elem_(KNOWN, &hash))
         return hash;
-    u64 now_ns = clock_ns();
     struct record *r = reserve(FRAMES, tid, tgid, 0, now_ns);
     if (!r)
         return 0;
@@ -473,10 +499,18 @@ static inline u64 send_stack(void *ctx, u32 which, u32 tid, u32 tgid)
         submit(r);
     }
     for (int i = 0; i < PYTHON_FRAMES / 2 && 2 * i < frames; i++) {
+        u64 first = stack->frames[4 * i], second = 2 * i + 1 < frames ? stack->frames[4 * i + 2] : 0;
+        if (thread && python) {
+            first = marked(python, first);
+            second = marked(python, second);
+        }
         r = reserve(FRAMES, tid, tgid, 1 + i, now_ns);
         if (!r)
             return 0;
-        __builtin_memcpy(r->a, &stack->frames[4 * i], sizeof(r->a));
+        r->a[0] = first;
+        r->a[1] = stack->frames[4 * i + 1];
+        r->a[2] = second;
+        r->a[3] = stack->frames[4 * i + 3];
         submit(r);
     }
     u64 sent = 1;
@@ -1242,7 +1276,7 @@ int sched_switch(void *args)
             thread->running = 2;
             thread->window_ns = begun_ns;
         }
-        u64 stack = WITH_SAMPLES && begun_ns && !ends ? send_stack(args, 1, prev, thread->tgid) : 0;
+        u64 stack = WITH_SAMPLES && begun_ns && !ends ? send_stack(args, thread, prev, thread->tgid) : 0;
         struct record *r = new_record(SCHEDULER, SWITCH_OUT, prev, thread->tgid, 0);
         if (r) {
             r->a[0] = state;

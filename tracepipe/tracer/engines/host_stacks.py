@@ -100,6 +100,8 @@ _LAYOUTS: Final = {
     12: _Layout(48, 72, 8, 144, _NONE, 56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56),
     13: _Layout(640, 7344, 8, 160, _NONE, 72, _NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56),
 }
+_FRAME_BYTES: Final = {10: 104, 11: 72, 12: 72, 13: 72}
+"""How much of a frame has what is read."""
 _PYTHON: Final = struct.Struct("<Q12H")
 _DEBUG_OFFSETS: Final = (13, b"xdebugpy", 40, 72)
 """From this version on, `_PyRuntime` begins with this cookie, and has the offsets of the first interpreter
@@ -223,7 +225,9 @@ class _Process:
                     )
                     layout = layout._replace(main=main + 8, threads=threads)
                 self.layout = layout
-                return _PYTHON.pack(runtime + layout.main, *layout[1:11], layout.linetable, 0)
+                return _PYTHON.pack(
+                    runtime + layout.main, *layout[1:11], layout.linetable, _FRAME_BYTES[minor]
+                )
         return None
 
     def read(self, address: int, size: int) -> bytes:
@@ -503,7 +507,8 @@ class HostStacks:
         calls = [(code, at) for code, at in zip(pairs[::2], pairs[1::2], strict=True) if code]  # 0: from C
         pythons = process.pythons(calls) if process.layout is not None and calls else []
         shown = tuple(frame for frame in pythons if frame is not None)
-        self._stacks[stack] = tuple(found), shown, further
+        if found or shown:
+            self._stacks[stack] = tuple(found), shown, further
 
     def record_of(self, number: int) -> dict[str, Any] | None:
         """The record of a stack, with its id in the file; None where it is not known."""
