@@ -55,6 +55,7 @@ def layers_here(*, of_command: bool) -> tuple[str, ...]:
     """All layers of a command or of running processes, without `kernel` where the driver cannot be probed."""
     driver = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
     probed = PROBED_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
+    probed = (*probed, HOST_SAMPLE)
     return (ANNOTATION, *probed) if of_command else probed
 
 
