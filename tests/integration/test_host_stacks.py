@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
+from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer import CaptureRequest, capture
+from tracepipe.tracer.bpf import bpf
 
 pytestmark = [pytest.mark.ebpf, needs("bcc")]
 
@@ -177,6 +180,11 @@ print(json.dumps({"idle_ns": sum(end - start for start, end in idle), "causes": 
 """
 
 
+def refuse(_: str) -> None:
+    """What `choose` does without root."""
+    raise CaptureUnavailable("Capture with eBPF needs root.", "sudo")
+
+
 def recorded(tmp_path: Path, command: list[str], **options: Any) -> list[dict[str, Any]]:
     """The records of a command, whose standard output is in the file `out`."""
     path = tmp_path / "run.jsonl"
@@ -210,13 +218,10 @@ def test_stacks_are_those_of_traceback(tmp_path: Path) -> None:
     assert len(printed) == 4 * 9
     assert not missing
     sleeping = [frames for frames in stacks_of(records, "off-CPU") if python_of(frames) in printed]
-    # The innermost native function is that which waits.
-    assert {frames[0]["function"] for frames in sleeping} <= {
-        "clock_nanosleep",
-        "select",
-        "__select",
-        "unknown",
-    }
+    # The innermost native function is that which waits, for the time or for the interpreter's lock.
+    assert (
+        sum(frames[0]["function"] in ("clock_nanosleep", "select", "__select") for frames in sleeping) >= 20
+    )
 
 
 def test_native_stacks_by_frame_pointers_are_those_of_perf(tmp_path: Path) -> None:
@@ -242,7 +247,12 @@ def test_native_stacks_by_frame_pointers_are_those_of_perf(tmp_path: Path) -> No
     assert chains["inner", "outer", "main"] > 0.9 * sum(chains.values())
 
 
-def test_planted_causes_are_found_within_two_points(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_root", [True, False])
+def test_planted_causes_are_found_within_two_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_root: bool
+) -> None:
+    if not is_root:
+        monkeypatch.setattr("tracepipe.tracer.choose", refuse)
     script = tmp_path / "planted.py"
     script.write_text(PLANTED)
     recorded(tmp_path, [sys.executable, str(script), str(tmp_path / "gpu.jsonl")])
@@ -256,7 +266,7 @@ def test_planted_causes_are_found_within_two_points(tmp_path: Path) -> None:
     )
     places = json.loads(shown.stdout)["places"]
     # What each is, and in which function the line is that says it.
-    causes = {"json.loads": "parses", "garbage collection": "collects"}
+    causes = {"json.loads": "parses", "garbage collection": "collects"}  # the latter as root alone
     functions = ("sleeps", "locks", "waits", "computes", "parses", "collects")
     found: Counter[str] = Counter()
     for row in places:
@@ -374,3 +384,39 @@ def test_every_version_of_python_here(tmp_path: Path) -> None:
         assert [[str(script), 4, "inner"], [str(script), 7, "outer"], [str(script), 9, "<module>"]] in [
             python_of(frames) for frames in stacks_of(records, "off-CPU")
         ]
+
+
+def test_without_root_stacks_of_python_are_read_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracepipe.tracer.choose", refuse)
+    script = tmp_path / "nested.py"
+    script.write_text(NESTED.replace("0.003", "0.03"))
+    records = recorded(tmp_path, [sys.executable, str(script)])
+    printed = json.loads((tmp_path / "out").read_text())
+    found = {json.dumps(python_of(frames)) for frames in stacks_of(records, "sampled")}
+    assert records[0]["layers"]["got"] == ["host_sample"]
+    assert not [frames for frames in printed if json.dumps(frames) not in found]
+    assert {record["phase"] for record in records if record["type"] == "host_sample"} == {"I"}
+
+
+def test_where_the_kernel_refuses_the_programs_the_rest_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = bpf.load_program
+
+    def refused(name: str, *arguments: Any) -> int:
+        if name == "host_sample":
+            raise OSError(errno.E2BIG, "Argument list too long: BPF program is too large")
+        return load(name, *arguments)
+
+    monkeypatch.setattr(bpf, "load_program", refused)
+    messages: list[str] = []
+    path = tmp_path / "run.jsonl"
+    with path.open("wb") as sink:
+        request = CaptureRequest(["true"], layers=("host_sample", "scheduler"), method="prebuilt")
+        capture(request, sink, notify=messages.append)
+    header = json.loads(path.read_text().splitlines()[0])
+    assert header["layers"]["got"] == ["scheduler"]
+    assert "too large" in header["layers"]["missing"]["host_sample"]
+    assert any(message.startswith("no host_sample layer: ") for message in messages)

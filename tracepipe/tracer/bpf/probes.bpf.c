@@ -427,6 +427,10 @@ static inline u64 marked(struct python *python, u64 code)
     return code | (lines >> 4 ^ lines >> 20) << 48;
 }
 
+/* Hides from the compiler what it knows of a value. It would compute the number of a loop's rounds before the loop, and
+ * verifiers before Linux 6.8 would not know that it is bounded. */
+#define HIDE(value) asm volatile("" : "+r"(value))
+
 #define FRAME_WORD(stack, offset) (*(u64 *)&(stack)->frame[(offset) & 120])
 
 /* Send the words of the current thread's stack, unless they were sent before; returns the stack's number, 0 where it is
@@ -491,14 +495,22 @@ static inline u64 send_stack(void *ctx, struct thread *thread, u32 tid, u32 tgid
     r->a[0] = hash;
     r->a[1] = addresses | (u64)frames << 16 | (u64) !!stack->further << 32;
     submit(r);
-    for (int i = 0; i < ADDRESSES / 4 && 4 * i < addresses; i++) {
+    for (u32 round = 0;; round++) {
+        u32 i = round;
+        HIDE(i);
+        if (i >= ADDRESSES / 4 || 4 * i >= addresses)
+            break;
         r = reserve(FRAMES, tid, tgid, 1 + i, now_ns);
         if (!r)
             return 0;
         __builtin_memcpy(r->a, &stack->addresses[4 * i], sizeof(r->a));
         submit(r);
     }
-    for (int i = 0; i < PYTHON_FRAMES / 2 && 2 * i < frames; i++) {
+    for (u32 round = 0;; round++) {
+        u32 i = round;
+        HIDE(i);
+        if (i >= PYTHON_FRAMES / 2 || 2 * i >= frames)
+            break;
         u64 first = stack->frames[4 * i], second = 2 * i + 1 < frames ? stack->frames[4 * i + 2] : 0;
         if (thread && python) {
             first = marked(python, first);

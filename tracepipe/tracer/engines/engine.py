@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from tracepipe.errors import OutputError
+from tracepipe.hooks.hook import HOST_SAMPLE
 from tracepipe.tracer.engines.host_stacks import HostStacks
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss, window_record
@@ -308,12 +309,19 @@ class NoProbes:
     """The engine where eBPF cannot work and only a library in the command records: it needs no privilege."""
 
     name = "none"
-    layers: frozenset[str] = frozenset()
+    layers: frozenset[str] = frozenset({HOST_SAMPLE})
 
     def check(self) -> str:
         """It always works."""
         return ""
 
     def attach(self, plan: Plan, notify: Notify) -> Attachment:
-        """Nothing is attached."""
-        return Attachment(plan)
+        """Nothing is attached; stacks of Python are read from outside where they are asked for."""
+        from tracepipe.tracer.engines.python_sampler import PythonSampler, check_readable
+
+        if HOST_SAMPLE not in plan.own or plan.scope.kind != "command":
+            return Attachment(plan)
+        if why := check_readable():
+            notify(f"no {HOST_SAMPLE} layer: {why}")
+            return Attachment(plan)
+        return PythonSampler(plan, notify)

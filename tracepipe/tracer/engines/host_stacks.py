@@ -44,7 +44,10 @@ from tracepipe.tracer.records.record import (
 HZ: Final = 199
 """Samples of a processor a second: no divisor of the round rates at which programs do things."""
 _libc = ctypes.CDLL(None, use_errno=True)
-_NONE: Final = 0xFFFF
+NONE: Final = 0xFFFF
+"""Of an offset."""
+OF_C: Final = 3
+"""The owner of a frame that stands for a call from C: Python does not show it."""
 _KIND_AT: Final = 28
 _NEEDED: Final = re.compile(
     b"[%s]" % re.escape(bytes((FRAMES, ON_CPU_SAMPLE, SWITCH_OUT, THREAD_NEW, THREAD_NAME)))
@@ -91,16 +94,16 @@ class _Layout(NamedTuple):
 
 
 # struct pthread of glibc.
-_TID_IN_PTHREAD: Final = {"x86_64": 720, "aarch64": 208}.get(platform.machine(), _NONE)
+_TID_IN_PTHREAD: Final = {"x86_64": 720, "aarch64": 208}.get(platform.machine(), NONE)
 _LAYOUTS: Final = {
     10: _Layout(
-        40, 8, 8, 176, _TID_IN_PTHREAD, 24, _NONE, 24, 32, 96, _NONE, 104, 112, 120, 40, _NONE, _NONE, 48, 72
+        40, 8, 8, 176, _TID_IN_PTHREAD, 24, NONE, 24, 32, 96, NONE, 104, 112, 120, 40, NONE, NONE, 48, 72
     ),
-    11: _Layout(48, 16, 8, 160, _NONE, 56, 8, 48, 32, 56, 69, 112, 128, 136, 72, 168, 184, 48, 72),
-    12: _Layout(48, 72, 8, 144, _NONE, 56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56),
-    13: _Layout(640, 7344, 8, 160, _NONE, 72, _NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56),
+    11: _Layout(48, 16, 8, 160, NONE, 56, 8, 48, 32, 56, 69, 112, 128, 136, 72, 168, 184, 48, 72),
+    12: _Layout(48, 72, 8, 144, NONE, 56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56),
+    13: _Layout(640, 7344, 8, 160, NONE, 72, NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56),
 }
-_FRAME_BYTES: Final = {10: 104, 11: 72, 12: 72, 13: 72}
+FRAME_BYTES: Final = {10: 104, 11: 72, 12: 72, 13: 72}
 """How much of a frame has what is read."""
 _PYTHON: Final = struct.Struct("<Q12H")
 _DEBUG_OFFSETS: Final = (13, b"xdebugpy", 40, 72)
@@ -154,7 +157,7 @@ class _Code:
     lines: dict[int, int] = field(default_factory=dict)
 
 
-class _Process:
+class Process:
     """A process whose threads are sampled: its mapped code and its Python, as far as they were needed."""
 
     def __init__(self, pid: int) -> None:
@@ -162,14 +165,16 @@ class _Process:
         self._mappings: list[_Mapping] = []
         self._starts: list[int] = []
         self.layout: _Layout | None = None
+        self.minor = self.interpreter_at = 0
+        """The minor version of its Python, and where the pointer to the main interpreter is."""
         self.look_ns, self._wait_ns = 0, _LOOK_NS[0]
         self._memory = -1
         self._codes: dict[int, _Code] = {}
         """By address."""
 
-    def fork(self, pid: int) -> _Process:
+    def fork(self, pid: int) -> Process:
         """A copy of this process."""
-        copy = _Process(pid)
+        copy = Process(pid)
         copy._mappings, copy._starts, copy.layout = self._mappings, self._starts, self.layout
         copy._codes = dict(self._codes)
         return copy
@@ -224,10 +229,9 @@ class _Process:
                         int.from_bytes(head[at : at + 8], "little") for at in (head_at, threads_at)
                     )
                     layout = layout._replace(main=main + 8, threads=threads)
-                self.layout = layout
-                return _PYTHON.pack(
-                    runtime + layout.main, *layout[1:11], layout.linetable, _FRAME_BYTES[minor]
-                )
+                self.layout, self.minor = layout, minor
+                self.interpreter_at = runtime + layout.main
+                return _PYTHON.pack(self.interpreter_at, *layout[1:11], layout.linetable, FRAME_BYTES[minor])
         return None
 
     def read(self, address: int, size: int) -> bytes:
@@ -242,15 +246,22 @@ class _Process:
             raise OSError
         return data
 
-    def pythons(self, frames: Sequence[tuple[int, int]]) -> list[Python | None]:
+    def word(self, address: int) -> int:
+        """A word of its memory. Raises OSError."""
+        return int.from_bytes(self.read(address, 8), "little")
+
+    def pythons(self, frames: Sequence[tuple[int, int]], *, are_marked: bool = True) -> list[Python | None]:
         """Some frames, each by its code and instruction; None for one that Python does not show. Code objects
-        are read at once, as they may be freed soon, and others be made at their addresses.
+        are read at once, as they may be freed soon, and others be made at their addresses: `are_marked` says
+        whether that would show.
         """
         shown: list[Python | None] = []
         addresses = [marked & _ADDRESS for marked, _ in frames]
         for (marked, at), address, data in zip(frames, addresses, self._read_codes(addresses), strict=True):
             code, mark = self._codes.get(address), marked >> 48
-            if data and self._mark(data) != mark:
+            if not are_marked:
+                mark = self._mark(data) if data else -1
+            elif data and self._mark(data) != mark:
                 data = b""  # another code object is there now
             # Where it cannot be read, its process has ended, or it was freed: it is what it was before.
             if data and (code is None or code.identity != self._identity(data)):
@@ -292,7 +303,7 @@ class _Process:
         assert layout is not None
         (first_line,) = struct.unpack_from("<i", data, layout.first_line)
         first_traced = 0
-        if layout.first_traced != _NONE:
+        if layout.first_traced != NONE:
             (first_traced,) = struct.unpack_from("<i", data, layout.first_traced)
         filename, name, table = (
             struct.unpack_from("<Q", data, place)[0]
@@ -313,14 +324,14 @@ class _Process:
     def _frame_of(self, address: int, at: int, code: _Code) -> Python | None:
         layout = self.layout
         assert layout is not None
-        if layout.instructions == _NONE:
+        if layout.instructions == NONE:
             place = 2 * (at & 0xFFFFFFFF) if not at & 1 << 31 else -1
         else:
             place = at - (address + layout.instructions)
             if 0 <= place < 2 * code.first_traced:
                 return None
         if place not in code.lines:
-            line_of = line_by_pairs if layout.instructions == _NONE else line_by_entries
+            line_of = line_by_pairs if layout.instructions == NONE else line_by_entries
             line = line_of(code.table, code.first_line, place) if place >= 0 else code.first_line
             code.lines[place] = max(line, 0)
         return code.name, code.filename, code.lines[place]
@@ -429,7 +440,7 @@ class HostStacks:
         """
         self.is_alone = is_alone
         self._set_python, self._shown_pid = set_python, shown_pid
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, Process] = {}
         self._tgids: dict[int, int] = {}
         """Thread → its process, by the kernel's ids."""
         self._parts: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
@@ -439,11 +450,11 @@ class HostStacks:
         self._records: dict[int, dict[str, Any]] = {}
         self._by_frames: dict[object, dict[str, Any]] = {}
 
-    def look(self, tgid: int) -> _Process:
+    def look(self, tgid: int) -> Process:
         """Look whether a process has a Python, unless that was done a moment ago."""
         process = self._processes.get(tgid)
         if process is None or not process.pid:
-            process = self._processes[tgid] = _Process(self._shown_pid(tgid))
+            process = self._processes[tgid] = Process(self._shown_pid(tgid))
         found = process.find_python(time.monotonic_ns())
         if found is not None:
             self._set_python(tgid, found)
@@ -467,7 +478,7 @@ class HostStacks:
             if kind == FRAMES:
                 self._add_part(tid, tgid, number, words)
 
-    def _add_thread(self, tid: int, tgid: int, creator: _Process | None) -> None:
+    def _add_thread(self, tid: int, tgid: int, creator: Process | None) -> None:
         """A fork has what its creator had, and may be gone before it is read."""
         if tid == tgid and creator is not None:
             self._forget(tgid)
@@ -509,6 +520,14 @@ class HostStacks:
         shown = tuple(frame for frame in pythons if frame is not None)
         if found or shown:
             self._stacks[stack] = tuple(found), shown, further
+
+    def put(self, process: Process, frames: Sequence[tuple[int, int]], *, is_cut: bool) -> int:
+        """The number of a stack of Python that was read just now. `is_cut`: there are more frames."""
+        shown = tuple(one for one in process.pythons(frames, are_marked=False) if one is not None)
+        number = hash((shown, is_cut)) & (1 << 63) - 1 | 1
+        if len(self._stacks) < _STACKS_MAX:
+            self._stacks[number] = (), shown, is_cut
+        return number
 
     def record_of(self, number: int) -> dict[str, Any] | None:
         """The record of a stack, with its id in the file; None where it is not known."""

@@ -843,6 +843,23 @@ def _close_in_background(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+def _attached(programs: Mapping[str, bytes], plan: Plan, notify: Notify) -> ProbeAttachment:
+    """Attach all of a plan, without stacks where the kernel refuses their programs. Raises
+    CaptureUnavailable.
+    """
+    try:
+        return ProbeAttachment(programs, plan, notify)
+    except CaptureUnavailable as error:
+        others = tuple(layer for layer in plan.layers if layer != HOST_SAMPLE)
+        if len(others) == len(plan.layers) or not others:
+            raise
+        own = tuple(layer for layer in plan.own if layer != HOST_SAMPLE)
+        attachment = ProbeAttachment(programs, replace(plan, layers=others, own=own), notify)
+        attachment.missing[HOST_SAMPLE] = error.message
+        notify(f"no {HOST_SAMPLE} layer: {error.message}")
+        return attachment
+
+
 class BccEngine:
     """Compiles the programs with BCC when a capture starts."""
 
@@ -855,7 +872,7 @@ class BccEngine:
         return str(getattr(import_bcc(), "__version__", "unknown"))
 
     def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
-        return ProbeAttachment(compiled(platform.machine()), plan, notify)
+        return _attached(compiled(platform.machine()), plan, notify)
 
 
 class PrebuiltEngine:
@@ -871,7 +888,7 @@ class PrebuiltEngine:
 
     def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
         programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
-        return ProbeAttachment(
+        return _attached(
             {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify
         )
 

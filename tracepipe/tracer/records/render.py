@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tracepipe.event.vocabulary import OFF_CPU, ON_CPU, PREEMPTED, RUNNING, state_text
+from tracepipe.event.vocabulary import OFF_CPU, ON_CPU, PREEMPTED, RUNNING, SAMPLED, state_text
 from tracepipe.hooks.hook import HOST_SAMPLE, Probe
 from tracepipe.hooks.slots import Texts
 from tracepipe.tracer.records.calls import Calls, teller
@@ -95,7 +95,7 @@ class RecordRenderer:
         self._syscall_arguments = {n: syscall_arguments(name) for n, name in syscalls.items()}
         self._switch_in = Head("scheduler", RUNNING, "B")
         self._switch_out = Head("scheduler", RUNNING, "E")
-        self._sample = Head(HOST_SAMPLE, ON_CPU, "I")
+        self._samples = [Head(HOST_SAMPLE, name, "I") for name in (ON_CPU, SAMPLED)]
         self._waits, self._preempted = (Head(HOST_SAMPLE, name, "B") for name in (OFF_CPU, PREEMPTED))
         self._wakeup = Head("scheduler", "wakeup", "I")
         self._migrate = Head("scheduler", "migrate", "I")
@@ -167,7 +167,7 @@ class RecordRenderer:
                 if a1 == UNREPORTED:
                     args = f"{args},{_BEGIN_NOT_REPORTED}"
             elif kind == ON_CPU_SAMPLE:
-                head, args = self._sample, ""
+                head, args = self._samples[min(a1, 1)], ""
             elif kind == WAKEUP:
                 # A thread outside of the namespace is 0, as the kernel shows it too.
                 by_tid = ids.get(number, (0, 0))[1] if ids else number
