@@ -78,8 +78,8 @@ def trace(captured: Captured, request: pytest.FixtureRequest) -> Iterator[RealTr
 def test_the_layer_is_there_and_nothing_is_lost(captured: Captured) -> None:
     layers = captured.header["layers"]
     assert layers == {
-        "asked": ["userspace", "syscall", "kernel", "scheduler"],
-        "got": ["userspace", "syscall", "kernel", "scheduler"],
+        "asked": ["userspace", "syscall", "kernel", "scheduler", "host_sample"],
+        "got": ["userspace", "syscall", "kernel", "scheduler", "host_sample"],
         "missing": {},
     }
     assert captured.outcome["messages"] == []

@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
         "event", "hooks", "tracer.request", "tracer.records", "tracer.machine", "tracer.engines",
     },
     "tracer.engines": {
-        "event.vocabulary", "hooks", "tracer.request", "tracer.summary", "tracer.records",
+        "event.model", "event.vocabulary", "hooks", "tracer.request", "tracer.summary", "tracer.records",
         "tracer.machine", "tracer.bpf", "tracer.find", "native",
     },
     "tracer.gpu": {

@@ -229,6 +229,14 @@ def map_values(map_fd: int, key_bytes: int, value_bytes: int, most: int) -> Iter
             yield value.raw
 
 
+def map_delete(map_fd: int, key: bytes) -> None:
+    """Delete an element, if it is there."""
+    buffer = ctypes.create_string_buffer(key, len(key))
+    with suppress(OSError):
+        #  0 map │ 8 key
+        bpf(BPF_MAP_DELETE_ELEM, struct.pack("<IIQ", map_fd, 0, addressof(buffer)))
+
+
 def map_clear(map_fd: int, key_bytes: int) -> None:
     """Delete every element of a hash map."""
     while True:

@@ -231,6 +231,10 @@ class Maps:
         """State where the Python of a process has its frames: a struct python. Raises OSError."""
         bpf.map_update(self["pythons"], struct.pack("=I", tgid), python)
 
+    def forget_stack(self, number: int) -> None:
+        """Have the words of a stack sent again when it occurs."""
+        bpf.map_delete(self["known"], struct.pack("=Q", number))
+
     def adopt(self, tgid: int) -> None:
         """Record the threads of a process of this pid namespace from their next event on. Raises OSError."""
         bpf.map_update(self["adopted"], struct.pack("=I", tgid), struct.pack("=Q", 1))

@@ -28,9 +28,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import InputError
+from tracepipe.event.model import INDEX_LIMIT
 from tracepipe.event.vocabulary import UNKNOWN_CODE
 from tracepipe.mangled_names import demangled
 from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.foreign import head_of
 from tracepipe.tracer.records.record import (
     FRAMES,
     ON_CPU_SAMPLE,
@@ -55,12 +57,14 @@ _NEEDED: Final = re.compile(
 """Finds the kinds of the records that are read here."""
 _THREADS_MAX: Final = 1 << 16
 _FIRST_ID: Final = 1 << 32  # smaller ids are those of the stacks that a library in the command reads
-_STACKS_MAX: Final = 1 << 18
+_STACKS_MAX: Final = 1 << 17
+_DIFFERENT_MAX: Final = 1 << 17  # with their frames; a recording has some thousands
 _CODES_MAX: Final = 1 << 15  # of a process
 _LOOK_NS: Final = (
     10_000_000,
     1_000_000_000,
 )  # how soon a process is looked at again for a Python: twice as late each time
+_PERF_MAP_BYTES: Final = 1 << 26
 _UNKNOWN: Final = "unknown"
 _GENERATED: Final = "[generated]"
 """In place of a file, where code is in none: that of a just-in-time compiler."""
@@ -139,6 +143,8 @@ class Native(NamedTuple):
 
 Python = tuple[str, str, int]
 """Function, file and line."""
+_Stack = tuple[tuple[Native, ...], tuple[Python, ...], bool]
+"""Native frames, those of Python, and whether there are more of them."""
 
 
 @dataclass(slots=True)
@@ -333,7 +339,7 @@ class Process:
         if place not in code.lines:
             line_of = line_by_pairs if layout.instructions == NONE else line_by_entries
             line = line_of(code.table, code.first_line, place) if place >= 0 else code.first_line
-            code.lines[place] = max(line, 0)
+            code.lines[place] = min(max(line, 0), INDEX_LIMIT)
         return code.name, code.filename, code.lines[place]
 
     def _text(self, address: int) -> str:
@@ -433,18 +439,27 @@ class HostStacks:
     """
 
     def __init__(
-        self, set_python: Callable[[int, bytes], None], shown_pid: Callable[[int], int], *, is_alone: bool
+        self,
+        set_python: Callable[[int, bytes], None],
+        shown_pid: Callable[[int], int],
+        forget_stack: Callable[[int], None],
+        *,
+        is_alone: bool,
     ) -> None:
         """`set_python` states where a process, by the kernel's id, has its Python; `shown_pid` is the id of a
-        process in this pid namespace, 0 where it is not known yet.
+        process in this pid namespace, 0 where it is not known yet; `forget_stack` has a stack sent again.
         """
+        self._forget_stack = forget_stack
         self.is_alone = is_alone
         self._set_python, self._shown_pid = set_python, shown_pid
         self._processes: dict[int, Process] = {}
         self._tgids: dict[int, int] = {}
         """Thread → its process, by the kernel's ids."""
         self._parts: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
-        self._stacks: dict[int, tuple[tuple[Native, ...], tuple[Python, ...], bool]] = {}
+        self._stacks: dict[int, _Stack] = {}
+        """By number: those that were not rendered yet."""
+        self.left_out = 0
+        """Stacks beyond those that a recording keeps."""
         self._symbols: dict[tuple[str, int], _Symbols] = {}
         self._perf_maps: dict[int, tuple[list[int], list[tuple[int, str]]]] = {}
         self._records: dict[int, dict[str, Any]] = {}
@@ -504,8 +519,6 @@ class HostStacks:
         if len(parts) < 1 + of_addresses + -(-frames // 2):
             return
         del self._parts[tid]
-        if len(self._stacks) >= _STACKS_MAX:
-            return
         natives = [word for _, part in parts[1 : 1 + of_addresses] for word in part][:addresses]
         pairs = [word for _, part in parts[1 + of_addresses :] for word in part][: 2 * frames]
         process = self._processes.get(tgid) or self.look(tgid)
@@ -519,22 +532,34 @@ class HostStacks:
         pythons = process.pythons(calls) if process.layout is not None and calls else []
         shown = tuple(frame for frame in pythons if frame is not None)
         if found or shown:
-            self._stacks[stack] = tuple(found), shown, further
+            self._keep(stack, (tuple(found), shown, further))
+
+    def _keep(self, number: int, stack: _Stack) -> None:
+        """Keep a stack until it is rendered. The oldest are forgotten, here and in the BPF program, which
+        then sends them again.
+        """
+        if number not in self._records:
+            self._stacks[number] = stack
+        for kept in (self._stacks, self._records):
+            while len(kept) > _STACKS_MAX:
+                # Another thread may change it at the same time.
+                with suppress(StopIteration, RuntimeError, KeyError):
+                    del kept[oldest := next(iter(kept))]
+                    self._forget_stack(oldest)
 
     def put(self, process: Process, frames: Sequence[tuple[int, int]], *, is_cut: bool) -> int:
         """The number of a stack of Python that was read just now. `is_cut`: there are more frames."""
         shown = tuple(one for one in process.pythons(frames, are_marked=False) if one is not None)
         number = hash((shown, is_cut)) & (1 << 63) - 1 | 1
-        if len(self._stacks) < _STACKS_MAX:
-            self._stacks[number] = (), shown, is_cut
+        self._keep(number, ((), shown, is_cut))
         return number
 
     def record_of(self, number: int) -> dict[str, Any] | None:
         """The record of a stack, with its id in the file; None where it is not known."""
-        known = self._records.get(number)
-        if known is not None or number not in self._stacks:
+        known, stack = self._records.get(number), self._stacks.pop(number, None)
+        if known is not None or stack is None:
             return known
-        natives, pythons, further = self._stacks[number]
+        natives, pythons, further = stack
         frames, has_gap = list[dict[str, Any]](), False
         for at, native in enumerate(natives):
             # A return address is after the call, which may be the last instruction of its function.
@@ -551,11 +576,15 @@ class HostStacks:
             frames.append({"function": function} | ({"file": file, "line": line} if file else {}))
         key = tuple(tuple(one.values()) for one in frames), further
         record = self._by_frames.get(key)
+        if record is None and len(self._by_frames) >= _DIFFERENT_MAX:
+            self.left_out += 1
+            return None
         if record is None:
             record = {"type": "stack", "id": _FIRST_ID + len(self._by_frames), "frames": frames}
-            self._by_frames[key] = record | ({"omitted": 1} if further else {})
-        self._records[number] = self._by_frames[key]
-        return self._by_frames[key]
+            record |= {"omitted": 1} if further else {}
+            self._by_frames[key] = record
+        self._records[number] = record
+        return record
 
     def _name(self, native: Native) -> str:
         if not native.path.startswith("/"):
@@ -571,11 +600,12 @@ class HostStacks:
         if native.pid not in self._perf_maps:
             found = []
             for folder in (f"/proc/{native.pid}/root/tmp", "/tmp"):
-                with suppress(OSError, ValueError, IndexError):
-                    text = Path(f"{folder}/perf-{native.pid}.map").read_text(errors="replace")
-                    for line in text.splitlines():
+                with suppress(ValueError):  # a line of another form ends it
+                    text = head_of(f"{folder}/perf-{native.pid}.map", _PERF_MAP_BYTES)
+                    for line in text.decode(errors="replace").splitlines():
                         start, size, name = line.split(maxsplit=2)
                         found.append((int(start, 16), int(start, 16) + int(size, 16), name))
+                if found:
                     break
             found.sort()
             self._perf_maps[native.pid] = [one[0] for one in found], [one[1:] for one in found]

@@ -559,6 +559,7 @@ class ProbeAttachment(Attachment):
             self._host_stacks = HostStacks(
                 self._maps.set_python,
                 lambda pid: self._ids.get(pid, 0 if self._namespace else pid),
+                self._maps.forget_stack,
                 is_alone="scheduler" not in plan.own,
             )
         # Where every probe needs a descriptor, libcuda and libcudart exceed the usual limit of 1024.
@@ -754,6 +755,10 @@ class ProbeAttachment(Attachment):
             self.error = self.error or unread_error(found.error)
         for layer, missed in self._probing.missed(now_ns, is_final=self._is_stopped).items():
             losses.append(Loss(layer, missed, self._polled_ns, now_ns, _MISSED))
+        if self._host_stacks is not None and (left_out := self._host_stacks.left_out):
+            self._host_stacks.left_out = 0
+            reason = "their stacks: a recording keeps 131,072 different ones"
+            losses.append(Loss(HOST_SAMPLE, left_out, self._polled_ns, now_ns, reason))
         self._polled_ns = now_ns
         return losses
 

@@ -39,7 +39,9 @@ class PythonSampler(Attachment):
         super().__init__(plan)
         self.layers = [HOST_SAMPLE]
         self._notify, self._scope = notify, plan.scope
-        self._host_stacks: HostStacks = HostStacks(lambda *_: None, lambda pid: pid, is_alone=True)
+        self._host_stacks: HostStacks = HostStacks(
+            lambda *_: None, lambda pid: pid, lambda _: None, is_alone=True
+        )
         self._records: deque[bytes] = deque()
         self._is_open = plan.windows is None
         self._is_over = threading.Event()
