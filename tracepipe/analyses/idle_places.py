@@ -193,6 +193,8 @@ def idle_stacks(run: Run, gaps: IdleGaps) -> Iterator[tuple[int, Pieces]]:
     gaps of a GPU and a thread.
     """
     samples = HostSamples(run)
+    if not samples.any:
+        return
     for own, place, _ in _by_thread(run, gaps):
         yield place, samples.pieces(place, gaps.start_ns[own], gaps.end_ns[own])
 
