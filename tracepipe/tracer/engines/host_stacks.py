@@ -62,7 +62,7 @@ _DIFFERENT_MAX: Final = 1 << 17  # with their frames; a recording has some thous
 _CODES_MAX: Final = 1 << 15  # of a process
 _LOOK_NS: Final = (
     10_000_000,
-    1_000_000_000,
+    30_000_000_000,
 )  # how soon a process is looked at again for a Python: twice as late each time
 _PERF_MAP_BYTES: Final = 1 << 26
 _UNKNOWN: Final = "unknown"

@@ -187,10 +187,11 @@ class RecordRenderer:
                     self._forget(tid)
                 continue
             pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
-            if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
+            is_drawn = kind not in _SWITCHES or self._with_scheduler
+            if is_drawn and kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
                 self._continue(lines, kind, ts_ns, tid, a1, head, (pid, shown_tid, cpu))
             comm = COMM % unwritten.pop(tid) if tid in unwritten else ""
-            if kind not in _SWITCHES or self._with_scheduler:
+            if is_drawn:
                 more = comm + self._stack(lines, a0) if kind == ON_CPU_SAMPLE else comm
                 add(ts_ns, head, pid, shown_tid, cpu, args, more)
                 comm = ""
