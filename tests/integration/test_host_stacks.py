@@ -19,6 +19,7 @@ from tests.support.standin import needs
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer import CaptureRequest, capture
 from tracepipe.tracer.bpf import bpf
+from tracepipe.tracer.find.elf import Elf
 
 pytestmark = [pytest.mark.ebpf, needs("bcc")]
 
@@ -422,3 +423,19 @@ def test_where_the_kernel_refuses_the_programs_the_rest_is_recorded(
     assert header["layers"]["got"] == ["scheduler"]
     assert "too large" in header["layers"]["missing"]["host_sample"]
     assert any(message.startswith("no host_sample layer: ") for message in messages)
+
+
+def test_names_of_a_stripped_program_by_its_build_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spinning.c").write_text(SPINNING)
+    program = compiled(["gcc", "-O0", "-Wl,--build-id", str(tmp_path / "spinning.c")], tmp_path / "spinning")
+    with Elf(str(program)) as elf:
+        build_id = elf.build_id()
+    assert len(build_id) == 40
+    debug = tmp_path / "debug" / build_id[:2] / f"{build_id[2:]}.debug"
+    debug.parent.mkdir(parents=True)
+    subprocess.run(["objcopy", "--only-keep-debug", str(program), str(debug)], check=True)
+    subprocess.run(["strip", str(program)], check=True)
+    monkeypatch.setattr("tracepipe.tracer.engines.host_stacks._DEBUG_FILES", tmp_path / "debug")
+    stacks = stacks_of(recorded(tmp_path, [str(program), "0.5"]), "on-CPU")
+    names = Counter(tuple(one["function"] for one in frames[:3]) for frames in stacks)
+    assert names.most_common(1)[0][0] == ("inner", "outer", "main")

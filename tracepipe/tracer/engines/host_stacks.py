@@ -64,6 +64,8 @@ _LOOK_NS: Final = (
     10_000_000,
     30_000_000_000,
 )  # how soon a process is looked at again for a Python: twice as late each time
+_DEBUG_FILES = Path("/usr/lib/debug/.build-id")
+"""Where distributions install the symbols of stripped files, by their build ids."""
 _PERF_MAP_BYTES: Final = 1 << 26
 _UNKNOWN: Final = "unknown"
 _GENERATED: Final = "[generated]"
@@ -411,14 +413,16 @@ class _Symbols:
 
     def __init__(self, path: str, inode: int, pid: int) -> None:
         self._found: list[tuple[int, int, str]] = []
-        self._starts: list[int] = []
         readable = _readable(path, pid)
         with suppress(InputError, OSError):
             if Path(readable).stat().st_ino == inode:  # else it was replaced
                 with Elf(readable) as elf:
-                    self._found = elf.symbols()
-                    self._starts = [one[0] for one in self._found]
-                    self._address = elf.address_at
+                    self._found, self._address, build_id = elf.symbols(), elf.address_at, elf.build_id()
+                debug = _DEBUG_FILES / build_id[:2] / f"{build_id[2:]}.debug"
+                if build_id and debug.exists():  # its addresses are the same
+                    with Elf(str(debug)) as elf:
+                        self._found = elf.symbols() or self._found
+        self._starts = [one[0] for one in self._found]
 
     def name(self, offset: int) -> str:
         """The function at an offset, else "unknown"."""

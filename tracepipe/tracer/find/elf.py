@@ -203,6 +203,13 @@ class Elf:
                 texts.update(zip(new, names, strict=True))
         return [(address, found[address][0], texts[address]) for address in sorted(found)]
 
+    def build_id(self) -> str:
+        """The build id, in hexadecimal; "" if it has none."""
+        note = self.sections.get(".note.gnu.build-id")
+        content = self.contents(note) if note is not None and note.size <= _NAME_BYTES else b""
+        # Elf64_Nhdr: size of the name, size of the id, type; "GNU" and a NUL
+        return content[16 : 16 + int.from_bytes(content[4:8], "little")].hex()
+
     def data_symbol(self, name: str) -> int | None:
         """The address of an object of the file; None if it has none of that name."""
         with self._damage("symbol table"):
