@@ -60,10 +60,10 @@ _FIRST_ID: Final = 1 << 32  # smaller ids are those of the stacks that a library
 _STACKS_MAX: Final = 1 << 17
 _DIFFERENT_MAX: Final = 1 << 17  # with their frames; a recording has some thousands
 _CODES_MAX: Final = 1 << 15  # of a process
-_LOOK_NS: Final = (
-    10_000_000,
-    30_000_000_000,
-)  # how soon a process is looked at again for a Python: twice as late each time
+# Mappings are read so often at once; then reading them may take this part of the time.
+_MAPS_AT_ONCE, _MAPS_APART = 64, 20
+# How soon a process is looked at again for a Python: each time twice as late.
+_LOOK_NS: Final = (10_000_000, 30_000_000_000)
 _DEBUG_FILES = Path("/usr/lib/debug/.build-id")
 """Where distributions install the symbols of stripped files, by their build ids."""
 _PERF_MAP_BYTES: Final = 1 << 26
@@ -172,6 +172,7 @@ class Process:
         self.pid = pid
         self._mappings: list[_Mapping] = []
         self._starts: list[int] = []
+        self._maps = self._map_again_ns = 0
         self.layout: _Layout | None = None
         self.minor = self.interpreter_at = 0
         """The minor version of its Python, and where the pointer to the main interpreter is."""
@@ -184,32 +185,41 @@ class Process:
         """A copy of this process."""
         copy = Process(pid)
         copy._mappings, copy._starts, copy.layout = self._mappings, self._starts, self.layout
+        copy.minor, copy.interpreter_at = self.minor, self.interpreter_at
         copy._codes = dict(self._codes)
         return copy
 
     def read_mappings(self) -> None:
+        begun_ns, found = time.monotonic_ns(), list[_Mapping]()
         with suppress(OSError):
-            found = []
             for line in Path(f"/proc/{self.pid}/maps").read_text(errors="replace").splitlines():
                 span, rights, offset, _, inode, *path = line.split(maxsplit=5)
                 if "x" in rights:
                     start, _, end = span.partition("-")
                     name = path[0].rstrip("\n") if path else ""
                     found.append(_Mapping(int(start, 16), int(end, 16), int(offset, 16), name, int(inode)))
-            if found:
-                self._mappings, self._starts = found, [one.start for one in found]
+        if found:
+            self._mappings, self._starts = found, [one.start for one in found]
+        # While a program loads its libraries, its mappings change often.
+        self._maps, now_ns = self._maps + 1, time.monotonic_ns()
+        if self._maps > _MAPS_AT_ONCE:
+            self._map_again_ns = now_ns + _MAPS_APART * (now_ns - begun_ns)
 
-    def native(self, address: int) -> Native | None:
-        """What code an address is in; None for an address that is in none."""
-        for is_new in (False, True):
-            if is_new:
-                self.read_mappings()
+    def native(self, address: int, *, is_innermost: bool) -> Native | None:
+        """What code an address is in; None for an address that is in none. Mappings are read again for an
+        innermost one, which is no mistake, but not often: a process may have thousands.
+        """
+        now_ns = time.monotonic_ns()
+        for _ in range(2):
             at = bisect_right(self._starts, address) - 1
             if at >= 0 and address < self._mappings[at].end:
                 one = self._mappings[at]
                 if not one.path.startswith("/"):  # [vdso], or generated code
                     return Native(one.path, 0, address, self.pid)
                 return Native(one.path, one.inode, address - one.start + one.offset, self.pid)
+            if not is_innermost or now_ns < self._map_again_ns:
+                break
+            self.read_mappings()
         return None
 
     def find_python(self, now_ns: int) -> bytes | None:
@@ -526,9 +536,9 @@ class HostStacks:
         natives = [word for _, part in parts[1 : 1 + of_addresses] for word in part][:addresses]
         pairs = [word for _, part in parts[1 + of_addresses :] for word in part][: 2 * frames]
         process = self._processes.get(tgid) or self.look(tgid)
-        found = []
+        found = list[Native]()
         for address in natives:
-            native = process.native(address)
+            native = process.native(address, is_innermost=not found)
             if native is None:  # no return address: the chain of frame pointers has ended
                 break
             found.append(native)
