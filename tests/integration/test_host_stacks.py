@@ -220,9 +220,8 @@ def test_stacks_are_those_of_traceback(tmp_path: Path) -> None:
     assert not missing
     sleeping = [frames for frames in stacks_of(records, "off-CPU") if python_of(frames) in printed]
     # The innermost native function is that which waits, for the time or for the interpreter's lock.
-    assert (
-        sum(frames[0]["function"] in ("clock_nanosleep", "select", "__select") for frames in sleeping) >= 20
-    )
+    names = [frames[0]["function"] for frames in sleeping]
+    assert sum("nanosleep" in name or "select" in name for name in names) >= 20
 
 
 def test_native_stacks_by_frame_pointers_are_those_of_perf(tmp_path: Path) -> None:
@@ -248,7 +247,7 @@ def test_native_stacks_by_frame_pointers_are_those_of_perf(tmp_path: Path) -> No
     assert chains["inner", "outer", "main"] > 0.9 * sum(chains.values())
 
 
-@pytest.mark.parametrize("is_root", [True, False])
+@pytest.mark.parametrize("is_root", [True, pytest.param(False, marks=pytest.mark.alone)])
 def test_planted_causes_are_found_within_two_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_root: bool
 ) -> None:
@@ -280,7 +279,7 @@ def test_planted_causes_are_found_within_two_points(
     repeat = sum(ns for line, ns in found.items() if line.endswith(" repeat"))
     for name in ("sleeps", "locks", "waits", "computes"):
         assert found[name] / truth["idle_ns"] == pytest.approx(
-            truth["causes"][name] / truth["idle_ns"], abs=0.02
+            truth["causes"][name] / truth["idle_ns"], abs=within
         )
     together = (found["parses"] + found["collects"] + repeat) / truth["idle_ns"]
     expected = (truth["causes"]["parses"] + truth["causes"]["collects"]) / truth["idle_ns"]
