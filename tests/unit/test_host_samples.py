@@ -181,6 +181,13 @@ def test_idle_time_by_what_the_stacks_execute(load: Load) -> None:
     }
 
 
+def test_the_longest_gap_says_where_the_thread_waited(load: Load) -> None:
+    ran = [span(0, 20 * MS, "running", "scheduler"), span(39 * MS, 50 * MS, "running", "scheduler")]
+    (row,) = gaps(load(*RECORDING, *ran), GapsOptions()).as_json()["gaps"]
+    assert row["cause"] == "off-CPU: libc.so.6: clock_nanosleep at me/train.py:33 step"
+    assert row["cause_percent"] == pytest.approx(100 * 19 / 30)
+
+
 def test_a_flame_graph_of_the_idle_time(load: Load) -> None:
     result = run(load(*RECORDING), Options(idle=True))
     rows = {row["function"]: row for row in result.as_json()["functions"]}

@@ -54,6 +54,8 @@ class IdlePlaces:
     syscall: Ints
     dur_ns: Int64s
     lines: list[str]
+    are_sampled: bool = False
+    """Whether the lines are of samples of the threads' stacks."""
 
     def doing(self) -> Spent:
         """The time of each gap by what the CPU did: the columns gap, state, call, syscall and dur_ns."""
@@ -160,7 +162,7 @@ def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
         found.append((gap[piece], range_[piece], line[piece], *(spent[key] for key in (*KEYS, "dur_ns"))))
     names = ("gap", "range", "line", *KEYS, "dur_ns")
     columns = {name: np.concatenate([one[at] for one in found]) for at, name in enumerate(names)}
-    return IdlePlaces(**columns, lines=finder.lines)
+    return IdlePlaces(**columns, lines=finder.lines, are_sampled=finder.samples.any)
 
 
 def _called_rows(run: Run, gaps: IdleGaps) -> LayerRows:
@@ -233,7 +235,7 @@ class _Finder:
         is_user = np.array([one is not None and not one.is_library for one in frames])
         self._functions = _Slices(run, "hook", has_frame[frames_of] & is_python)
         self._own = is_user[frames_of]
-        self._samples = HostSamples(run)
+        self.samples = HostSamples(run)
         self._of_stack: dict[tuple[int, bool], int] = {}
         self.lines: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -255,7 +257,7 @@ class _Finder:
         end, the name of the range and the line. Shapes `(pieces,)`.
         """
         start_ns, end_ns = gaps.start_ns[own], gaps.end_ns[own]
-        sampled = self._samples.pieces(thread, start_ns, end_ns) if self._samples.any else None
+        sampled = self.samples.pieces(thread, start_ns, end_ns) if self.samples.any else None
         changes_ns = self._functions.edges_ns(thread) if sampled is None else sampled.start_ns
         edges_ns = np.unique(np.concatenate([start_ns, self._ranges.edges_ns(thread), changes_ns]))
         gap = np.searchsorted(start_ns, edges_ns, "right") - 1
