@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Int64s
+from tracepipe.event.columns import NONE, Bools, Int64s, distinct
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.event.vocabulary import OFF_CPU, UNKNOWN_CODE
@@ -65,7 +65,7 @@ class HostSamples:
         self._waits = run.shapes.column("name") == run.shapes.number_of("name", OFF_CPU)
         """By shape."""
         self._on, self._off = RowsByNumber(thread[on], on), RowsByNumber(thread[off], off)
-        self.threads = np.unique(thread)
+        self.threads = distinct(thread)
         """The threads that have any."""
 
     def samples(self, thread: int) -> tuple[Int64s, Int64s]:
@@ -80,7 +80,7 @@ class HostSamples:
         off_ns, back_ns = self._layer.start_ns[rows], self._layer.end_ns[rows]
         off_stack = np.append(self._layer.stack[rows].astype(np.int64), NONE)
         middles = on_ns[:-1] + np.diff(on_ns) // 2
-        edges = np.unique(np.concatenate([start_ns, off_ns, back_ns, middles]))
+        edges = distinct(np.concatenate([start_ns, off_ns, back_ns, middles]))
         stretch = np.searchsorted(start_ns, edges, "right") - 1
         inside = (stretch >= 0) & (edges < np.append(end_ns, 0)[stretch])
         at_ns, stretch = edges[inside], stretch[inside]
