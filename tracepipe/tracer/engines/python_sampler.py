@@ -45,8 +45,10 @@ class PythonSampler(Attachment):
         self._records: deque[bytes] = deque()
         self._is_open = plan.windows is None
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="tracepipe-stacks", daemon=True)
+        self._bug: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="tracepipe-stacks", daemon=True)
         self._children: set[int] = set()
+        self._found: list[int] = []
         self._look_s = 0.0
         self.walks = self.torn = 0
 
@@ -55,6 +57,8 @@ class PythonSampler(Attachment):
         self._thread.start()
 
     def collect(self) -> bytes:
+        if self._bug is not None:
+            raise self._bug
         found = []
         with suppress(IndexError):
             while True:
@@ -85,6 +89,12 @@ class PythonSampler(Attachment):
     def close(self) -> None:
         self.stop()
         self._host_stacks.close()
+
+    def _work(self) -> None:
+        try:
+            self._sample()
+        except Exception as error:  # a bug: raised where records are collected
+            self._bug = error
 
     def _sample(self) -> None:
         next_s = time.monotonic()
