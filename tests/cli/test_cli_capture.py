@@ -14,7 +14,7 @@ import typer
 from tests.cli.test_cli import run
 from tracepipe.cli import app
 from tracepipe.doctor.checks import FAILS, WORKS, Diagnosis
-from tracepipe.hooks.hook import PROBED_LAYERS
+from tracepipe.hooks.hook import HOST_SAMPLE, PROBED_LAYERS
 from tracepipe.tracer.find.kernels import Kernel, KernelListing
 from tracepipe.tracer.request import CaptureRequest, Filters, Limits
 from tracepipe.tracer.summary import CaptureSummary, Recording, summary_lines
@@ -67,7 +67,7 @@ def test_every_option_has_its_effect_on_the_request(run: Run, asked: list[Captur
     assert run("capture", *options.split())[0] == 0
     assert asked == [
         CaptureRequest(
-            layers=PROBED_LAYERS,
+            layers=(*PROBED_LAYERS, HOST_SAMPLE),
             calls="launches",
             method="prebuilt",
             gpu="auto",

@@ -28,7 +28,7 @@ SINGLE = [
     for report in REPORTS.values()
     if len(report.inputs) == 1 and report.output is None and report.name != "whatif"  # it needs steps
 ]
-WRITING = {"export": "run", "plot": "run.svg", "report": "run.html"}
+WRITING = {"export": "run", "plot": "run.svg", "report": "run.html", "flame": "run.svg"}
 """Reports that write a file or folder, and a name for it."""
 
 Run = Callable[..., tuple[int, str, str]]
@@ -104,13 +104,16 @@ def test_reports_that_write_are_known_here() -> None:
 @pytest.mark.parametrize("report", WRITING)
 def test_a_report_writes_to_the_output_that_is_named(run: Run, tmp_path: Path, report: str) -> None:
     target = tmp_path / WRITING[report]
-    code, out, err = run(report, SAMPLE, "-o", str(target))
+    sample, says = SAMPLE, "CUDA API calls: the only one takes 101 µs"
+    if report == "flame":
+        sample, says = str(ROOT / "fixtures" / "host-stacks" / "input.jsonl"), "Time of all threads"
+    code, out, err = run(report, sample, "-o", str(target))
     assert (code, err) == (0, f"wrote {target}\n")
-    assert "CUDA API calls: the only one takes 101 µs" in " ".join(out.split()) or report == "export"
+    assert says in " ".join(out.split()) or report == "export"
     assert target.is_dir() if report == "export" else target.stat().st_size > 10_000
-    code, out, err = run(report, SAMPLE, "-o", str(target))
+    code, out, err = run(report, sample, "-o", str(target))
     assert (code, out, err.splitlines()[0]) == (1, "", f"tracepipe: {target} exists")
-    code, out, _ = run(report, SAMPLE, "-o", str(target), "--force", "--json")
+    code, out, _ = run(report, sample, "-o", str(target), "--force", "--json")
     assert (code, json.loads(out)["report"], json.loads(out)["output"]) == (0, report, str(target))
     assert [path.name for path in tmp_path.iterdir()] == [WRITING[report]]
 

@@ -18,6 +18,7 @@ LANGUAGES = {"sh", "console", "python", "sql", "json", "toml", "cpp", "text"}
 # The files that the pages name → the recordings of fixtures/ that are taken for them.
 RECORDINGS = {
     "run.jsonl": "capture-h200/input.jsonl",
+    "hosted.jsonl": "host-stacks/input.jsonl",
     "steps.jsonl": "capture-h200-training/input.jsonl",
     "stalls.jsonl": "gpu-stalls/input.jsonl",
     "rank0.jsonl": "merged-pytorch/probes.jsonl.zst",

@@ -90,7 +90,7 @@ FILES = {
     "RUN", "FILE", "FILE...", "A", "B", "DATASET", "INPUT...", "--output", "--a", "--b", "--stalls",
     "--warps", "--file", "--archive", "--kernels", "--library", "--command-output",
 }  # fmt: skip
-OUTPUTS = {"report": "out.html", "plot": "out.svg"}
+OUTPUTS = {"report": "out.html", "plot": "out.svg", "flame": "out.svg"}
 INSTEAD_OF_A_COMMAND = {"--pid", "--comm"}
 
 

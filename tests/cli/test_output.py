@@ -101,6 +101,7 @@ ASKED: dict[str, list[list[str]]] = {
     "hooks": [["hooks", "list", NAMED], ["hooks", NAMED], ["hooks", "test", NAMED, "--", "true"]],
     "diff": [["diff", RUN, RUN], ["diff", RUN, RUN, "--json"], ["diff", RUN, NONE]],
     "export": [["export", RUN, "-o", f"{NAMED}.csv", "--format", "csv"], ["export", RUN, "-o", RUN]],
+    "flame": [["flame", RUN, "-o", f"{NAMED}.svg"], ["flame", RUN, "--idle", "--json"], ["flame", NONE]],
     "plot": [["plot", RUN], ["plot", RUN, "--json", "--force"], ["plot", RUN, "-o", f"x.{NAMED}"]],
     "report": [
         ["report", RUN], ["report", RUN, "--json", "--force"], ["report", RUN, "--kernel", f"({NAMED}"],

@@ -20,6 +20,8 @@ select t.id, t.name, t.parent_id, coalesce(tt.utid, ct.utid) as utid,
 from track t
 left join thread_track tt using (id) left join process_track pt using (id)
 left join thread_counter_track ct using (id) left join process_counter_track pc using (id)"""
+# Without the counts that the trace processor makes of samples of stacks.
+OWN_COUNTERS = "where track_id not in (select id from track where type = 'perf_cpu_counter')"
 _THREADS = """
 select utid, t.tid, t.name, upid, p.pid, p.name as process from thread t left join process p using (upid)"""
 _SLICES = "select id, track_id, ts, dur, name, depth, category, arg_set_id from slice order by ts, id"
@@ -61,7 +63,7 @@ class Asked:
             self._args = tp.rows(_ARGS)
             self._flows = tp.rows("select slice_out, slice_in from flow")
             self._source_ns = {row["id"]: row["source_ns"] for row in tp.rows(_SOURCE_TIMES)}
-            self._counts = tp.rows("select track_id, ts, value from counter order by ts, id")
+            self._counts = tp.rows(f"select track_id, ts, value from counter {OWN_COUNTERS} order by ts, id")
             self.ranks = tp.rows(
                 "select name, parent_id, extract_arg(source_arg_set_id, 'sibling_order_rank') as rank"
                 " from track where rank is not null order by parent_id, rank"

@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.cli.test_output import piped
+from tests.golden.asked import OWN_COUNTERS
 from tests.support.cores import cores_here, running
 from tests.support.trace_processor import RealTraceProcessor
 
@@ -110,7 +111,7 @@ def drawn(trace: Path) -> tuple[Counter[Slice], Counter[tuple[int, float]]]:
     with RealTraceProcessor(content) as tp:
         assert tp.problems() == [], tp.problems()
         rows = [row for sql in (_SLICES, _RAN, _WOKEN) for row in tp.rows(sql)]
-        values = tp.rows("select ts, value from counter")
+        values = tp.rows(f"select ts, value from counter {OWN_COUNTERS}")
     for row in rows:
         name = row["name"] or ""
         # Of JSON it keeps an escape, and makes up a name.

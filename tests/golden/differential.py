@@ -51,7 +51,8 @@ _COUNTERS = """
 select c.ts, c.value, t.name, coalesce(ct.upid, th.upid) as upid
 from counter c join track t on t.id = c.track_id
 left join process_counter_track ct on ct.id = t.id
-left join thread_counter_track tt on tt.id = t.id left join thread th using (utid)"""
+left join thread_counter_track tt on tt.id = t.id left join thread th using (utid)
+where t.type <> 'perf_cpu_counter'"""
 _RUNS = "select ts, dur, cpu, tid from sched join thread using (utid) where tid > 0 and dur >= 0"
 # Ids of tracepipe's groups, and of further processes with a pid, are beyond those of Linux.
 _MADE_UP: Final = 1 << 22

@@ -78,8 +78,8 @@ def trace(captured: Captured, request: pytest.FixtureRequest) -> Iterator[RealTr
 def test_the_layer_is_there_and_nothing_is_lost(captured: Captured) -> None:
     layers = captured.header["layers"]
     assert layers == {
-        "asked": ["userspace", "syscall", "kernel", "scheduler"],
-        "got": ["userspace", "syscall", "kernel", "scheduler"],
+        "asked": ["userspace", "syscall", "kernel", "scheduler", "host_sample"],
+        "got": ["userspace", "syscall", "kernel", "scheduler", "host_sample"],
         "missing": {},
     }
     assert captured.outcome["messages"] == []
@@ -186,7 +186,7 @@ def test_the_drivers_own_thread_works_for_the_process(captured: Captured, trace:
 def test_both_methods_give_the_same_picture(captured: Captured) -> None:
     """bpftrace's functions are fewer, as its probes take an emulated processor long."""
     other = [json.loads(line) for line in captured.outcome["bpftrace"]]
-    assert other[0]["layers"]["got"] == captured.header["layers"]["got"]
+    assert [*other[0]["layers"]["got"], "host_sample"] == captured.header["layers"]["got"]
     assert not other[-1]["losses"]
     for layer in ("userspace", "kernel"):
         names = {record["name"] for record in other if record["type"] == layer}

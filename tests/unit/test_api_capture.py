@@ -18,7 +18,7 @@ from tests.support.summaries import SUMMARY
 from tracepipe import cli
 from tracepipe.api.capture_block import Began
 from tracepipe.api.record import Order
-from tracepipe.hooks.hook import PROBED_LAYERS
+from tracepipe.hooks.hook import HOST_SAMPLE, PROBED_LAYERS
 from tracepipe.tracer.request import CaptureRequest
 from tracepipe.tracer.summary import CaptureSummary
 
@@ -92,7 +92,7 @@ def test_what_is_asked_for_is_what_the_command_asks_for(options: str, asked: Cal
     [
         (None, ("userspace", "syscall")), ("", ("userspace", "syscall")), ("none", ()), ((), ()),
         ("syscall, scheduler,", ("syscall", "scheduler")), ("syscall", ("syscall",)),
-        ("all", ("annotation", *PROBED_LAYERS)),
+        ("all", ("annotation", *PROBED_LAYERS, HOST_SAMPLE)),
     ],
 )  # fmt: skip
 def test_layers_are_one_text_or_several(

@@ -24,9 +24,10 @@ SOURCES = {
 # Events go one way: tracer and readers → event → clocks → layout → converters, reports. What each room may
 # import of the package, itself aside; a name stands for the rooms in it too.
 ROOMS: dict[str, set[str]] = {
-    "event": {"native", "event.model"},
+    "event": {"native", "event.model", "event.vocabulary"},
     "event.counters": set(),
     "event.model": set(),
+    "event.vocabulary": set(),
     "hooks": set(),
     "tracer.request": {"hooks"},
     "tracer.summary": {"event"},
@@ -38,8 +39,8 @@ ROOMS: dict[str, set[str]] = {
         "event", "hooks", "tracer.request", "tracer.records", "tracer.machine", "tracer.engines",
     },
     "tracer.engines": {
-        "hooks", "tracer.request", "tracer.summary", "tracer.records", "tracer.machine", "tracer.bpf",
-        "tracer.find", "native",
+        "event.model", "event.vocabulary", "hooks", "tracer.request", "tracer.summary", "tracer.records",
+        "tracer.machine", "tracer.bpf", "tracer.find", "native",
     },
     "tracer.gpu": {
         "event.counters", "event.model", "hooks", "tracer.request", "tracer.records", "tracer.find",

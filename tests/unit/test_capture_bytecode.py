@@ -83,14 +83,14 @@ def test_maps_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refuse(name: str, *_: int) -> int:
         made.append(name)
-        if name == "adopted":
+        if name == "walked":
             raise OSError(1, "enough")
         return 0
 
     monkeypatch.setattr("tracepipe.tracer.bpf.maps.bpf.create_map", refuse)
     monkeypatch.setattr("tracepipe.tracer.bpf.maps.os.close", lambda _: None)
     with pytest.raises(OSError, match="enough"):
-        Maps(4096, 1, False)
+        Maps(4096, 1, pairs=False, samples=True)
     numbered = sorted(re.findall(r"#define (\w+) MAP\((\d+)\)", SOURCE), key=lambda pair: int(pair[1]))
     assert [name.lower() for name, _ in numbered] == made
     assert [int(number) for _, number in numbered] == list(range(1, len(made) + 1))

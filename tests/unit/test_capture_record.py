@@ -546,7 +546,7 @@ def test_the_kernel_side_has_the_same_kinds() -> None:
     kinds = dict(
         re.findall(r"^    ([A-Z_]+) = (\d+), +/\*", SOURCE.partition("enum kind")[2].partition("};")[0], re.M)
     )
-    assert len(kinds) == 17
+    assert len(kinds) == 19
     assert {name: int(value) for name, value in kinds.items()} == {
         name: getattr(record, name) for name in kinds
     }
@@ -554,10 +554,10 @@ def test_the_kernel_side_has_the_same_kinds() -> None:
 
 
 def test_the_kernel_side_counts_losses_in_the_same_order() -> None:
-    names = re.search(r"enum layer \{ (.*), THREADS, UNSEEN, LAYERS \};", SOURCE)
+    names = re.search(r"enum layer \{ (.*), THREADS, HOST_SAMPLE, UNSEEN, LAYERS \};", SOURCE)
     assert names is not None
-    assert tuple(name.lower() for name in names[1].split(", ")) == DROP_LAYERS[:-2]
-    assert DROP_LAYERS[-2:] == (None, "scheduler")
+    assert tuple(name.lower() for name in names[1].split(", ")) == DROP_LAYERS[:-3]
+    assert DROP_LAYERS[-3:] == (None, "host_sample", "scheduler")
     assert len(DROP_LAYERS) - 1 == UNSEEN
 
 

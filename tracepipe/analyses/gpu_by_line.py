@@ -117,7 +117,7 @@ def gpu_by_line(run: Run) -> list[tuple[str, int, int]]:
     """Return each line with its time on GPUs in ns and the number of its kernels and copies, most time first.
     The list is empty where no stacks were recorded.
     """
-    if not len(run.stacks):
+    if not len(run.stacks) or not any(run.store.has(name, "stack") for name in ("userspace", "gpu_kernel")):
         return []
     lines, found = Lines(run), defaultdict[str, Int64s](lambda: np.zeros(2, np.int64))
     for work in work_by_stack(run):

@@ -9,6 +9,7 @@ thread that launched the next work.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 from tracepipe.analyses.breakdown import HOOKED, PYTHON_FUNCTIONS
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_by_line import called_by
+from tracepipe.analyses.host_samples import HostSamples, Pieces, place_of
 from tracepipe.analyses.host_states import STATES, UNKNOWN, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, KEYS, IdleGaps
 from tracepipe.analyses.nesting import nearest_of, nearest_of_some, open_at
@@ -26,7 +28,7 @@ from tracepipe.event.groups import RowsByNumber, number_rows, run_starts, sums_b
 from tracepipe.event.stacks import Frame
 from tracepipe.event.vocabulary import OPERATORS, PYTHON_LAYERS
 from tracepipe.store.python_stacks import frame_of
-from tracepipe.store.run import Run
+from tracepipe.store.run import LayerRows, Run
 from tracepipe.store.schema import INSTANT, NO_BEGIN
 from tracepipe.units import counted
 
@@ -52,6 +54,8 @@ class IdlePlaces:
     syscall: Ints
     dur_ns: Int64s
     lines: list[str]
+    are_sampled: bool = False
+    """Whether the lines are of samples of the threads' stacks."""
 
     def doing(self) -> Spent:
         """The time of each gap by what the CPU did: the columns gap, state, call, syscall and dur_ns."""
@@ -140,12 +144,38 @@ class _Slices:
 def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
     """Split gaps by what the thread was in that launched the next work; after the last work, the thread that
     launched that. Where the next work was launched before the gap, or its call is not known, ranges and lines
-    are of the thread that has the steps. Where Python's functions are not recorded as slices, the line is
-    that of the launch call.
+    are of the thread that has the steps. The line is of samples of the thread's stack, else of Python's
+    functions where they are recorded as slices, else of the launch call.
     """
-    finder, calls, main = _Finder(run), run.layer("userspace"), steps_of(run).thread
-    is_known = gaps.call != NONE
-    called = calls.rows(np.maximum(gaps.call, 0), "shape", "end_ns")
+    finder, called = _Finder(run), _called_rows(run, gaps)
+    found: list[tuple[Any, ...]] = [(np.zeros(0, np.int64),) * 7]
+    for own, place, launching in _by_thread(run, gaps):
+        gap, start_ns, end_ns, range_, line = finder.pieces(place, gaps, own)
+        if launching == NONE:
+            state = np.full(len(gap), STATES.index(UNKNOWN)), np.full(len(gap), NONE), np.full(len(gap), NONE)
+            found.append((gap, range_, line, *state, end_ns - start_ns))
+            continue
+        spent = states.of(run.shapes.ids_of(int(called.shape[own[0]])), start_ns, end_ns)
+        piece = spent["stretch"]
+        if states.hooked == PYTHON_FUNCTIONS:  # the line says more than the outermost of them
+            spent["call"][spent["state"] == STATES.index(HOOKED)] = NONE
+        found.append((gap[piece], range_[piece], line[piece], *(spent[key] for key in (*KEYS, "dur_ns"))))
+    names = ("gap", "range", "line", *KEYS, "dur_ns")
+    columns = {name: np.concatenate([one[at] for one in found]) for at, name in enumerate(names)}
+    return IdlePlaces(**columns, lines=finder.lines, are_sampled=finder.samples.any)
+
+
+def _called_rows(run: Run, gaps: IdleGaps) -> LayerRows:
+    """The calls that launched the work after some gaps; any call where none is known."""
+    return run.layer("userspace").rows(np.maximum(gaps.call, 0), "shape", "end_ns")
+
+
+def _by_thread(run: Run, gaps: IdleGaps) -> Iterator[tuple[Int64s, int, int]]:
+    """The gaps of one GPU by the thread whose ranges and lines count in them, and the one that launched the
+    next work; NONE where none is known. Gaps of several GPUs overlap each other, those of one do not.
+    """
+    calls, main = run.layer("userspace"), steps_of(run).thread
+    is_known, called = gaps.call != NONE, _called_rows(run, gaps)
     threads = run.shapes.threads[0]
     launching = np.where(is_known, threads[called.shape], NONE) if len(calls) else np.full(len(gaps), NONE)
     placed = launching
@@ -154,24 +184,21 @@ def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
             is_known & (gaps.where == BETWEEN) & (called.end_ns <= gaps.start_ns) if len(calls) else is_known
         )
         placed = np.where(is_known & ~queued, launching, main)
-    found: list[tuple[Any, ...]] = [(np.zeros(0, np.int64),) * 7]
-    # Gaps of several GPUs overlap each other, those of one do not.
     of, first = number_rows(gaps.gpu, placed, launching)
     for number, own in RowsByNumber(of):
         at = int(first[number])
-        gap, start_ns, end_ns, range_, line = finder.pieces(int(placed[at]), gaps, own)
-        if launching[at] == NONE:
-            state = np.full(len(gap), STATES.index(UNKNOWN)), np.full(len(gap), NONE), np.full(len(gap), NONE)
-            found.append((gap, range_, line, *state, end_ns - start_ns))
-            continue
-        spent = states.of(run.shapes.ids_of(int(called.shape[at])), start_ns, end_ns)
-        piece = spent["stretch"]
-        if states.hooked == PYTHON_FUNCTIONS:  # the line says more than the outermost of them
-            spent["call"][spent["state"] == STATES.index(HOOKED)] = NONE
-        found.append((gap[piece], range_[piece], line[piece], *(spent[key] for key in (*KEYS, "dur_ns"))))
-    names = ("gap", "range", "line", *KEYS, "dur_ns")
-    columns = {name: np.concatenate([one[at] for one in found]) for at, name in enumerate(names)}
-    return IdlePlaces(**columns, lines=finder.lines)
+        yield own, int(placed[at]), int(launching[at])
+
+
+def idle_stacks(run: Run, gaps: IdleGaps) -> Iterator[tuple[int, Pieces]]:
+    """The sampled stacks of the threads in whose places some gaps are, as in `idle_places`. Stretches are the
+    gaps of a GPU and a thread.
+    """
+    samples = HostSamples(run)
+    if not samples.any:
+        return
+    for own, place, _ in _by_thread(run, gaps):
+        yield place, samples.pieces(place, gaps.start_ns[own], gaps.end_ns[own])
 
 
 def is_operator(name: str, domain: str) -> bool:
@@ -208,14 +235,16 @@ class _Finder:
         is_user = np.array([one is not None and not one.is_library for one in frames])
         self._functions = _Slices(run, "hook", has_frame[frames_of] & is_python)
         self._own = is_user[frames_of]
+        self.samples = HostSamples(run)
+        self._of_stack: dict[tuple[int, bool], int] = {}
         self.lines: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def _line(self, frame: Frame | None) -> int:
         """The number of a frame's line, NONE without a frame."""
-        if frame is None:
-            return NONE
-        text = str(frame)
+        return NONE if frame is None else self._number(str(frame))
+
+    def _number(self, text: str) -> int:
         number = self._numbers.setdefault(text, len(self.lines))
         if number == len(self.lines):
             self.lines.append(text)
@@ -228,14 +257,17 @@ class _Finder:
         end, the name of the range and the line. Shapes `(pieces,)`.
         """
         start_ns, end_ns = gaps.start_ns[own], gaps.end_ns[own]
-        edges_ns = np.unique(
-            np.concatenate([start_ns, self._ranges.edges_ns(thread), self._functions.edges_ns(thread)])
-        )
+        sampled = self.samples.pieces(thread, start_ns, end_ns) if self.samples.any else None
+        changes_ns = self._functions.edges_ns(thread) if sampled is None else sampled.start_ns
+        edges_ns = np.unique(np.concatenate([start_ns, self._ranges.edges_ns(thread), changes_ns]))
         gap = np.searchsorted(start_ns, edges_ns, "right") - 1
         inside = (gap >= 0) & (edges_ns < end_ns[gap])
         at_ns, gap = edges_ns[inside], gap[inside]
         range_ = self._names(self._ranges.around(thread, at_ns))
-        line = self._lines(thread, at_ns) if self._functions.any else self._called(gaps.call[own])[gap]
+        if sampled is not None:
+            line = self._sampled(sampled)[np.searchsorted(sampled.start_ns, at_ns, "right") - 1]
+        else:
+            line = self._lines(thread, at_ns) if self._functions.any else self._called(gaps.call[own])[gap]
         first = run_starts(gap, range_, line)
         gap, at_ns = gap[first], at_ns[first]
         until_ns = np.minimum(np.append(at_ns[1:], np.iinfo(np.int64).max), end_ns[gap])
@@ -259,6 +291,18 @@ class _Finder:
         lines = np.array([self._line(self._frames[frame]) for frame in frames.tolist()], np.int64)
         found[known] = lines[of] if len(lines) else NONE
         return found
+
+    def _sampled(self, pieces: Pieces) -> Int64s:
+        """What a thread executes in each piece."""
+        of, first = number_rows(pieces.stack, pieces.waits)
+        lines = np.full(len(first), NONE, np.int64)
+        for at, row in enumerate(first.tolist()):
+            stack, waits = int(pieces.stack[row]), bool(pieces.waits[row])
+            if stack != NONE and (stack, waits) not in self._of_stack:
+                text = place_of(self._run.stacks, stack, waits=waits)
+                self._of_stack[stack, waits] = self._number(text)
+            lines[at] = self._of_stack.get((stack, waits), NONE)
+        return lines[of]
 
     def _called(self, calls: Ints) -> Int64s:
         """The user's lines in the stacks of some calls."""

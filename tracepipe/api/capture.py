@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from tracepipe.api.options import OUTPUT
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import CALL_RULES
-from tracepipe.hooks.hook import PROBED_LAYERS
+from tracepipe.hooks.hook import HOST_SAMPLE, PROBED_LAYERS
 from tracepipe.options import SECONDS, SIZE, TIME, Option, about, quantities
 from tracepipe.tracer import ENGINES
 from tracepipe.tracer.gpu import GPU_ENGINES
@@ -89,7 +89,7 @@ class CaptureOptions:
         panel=WHO, also=_LIVE)] = False
 
     layers: Annotated[str | Sequence[str] | None, Option(
-        f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first four, and "
+        f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first five, and "
         "annotation if a command is run; none: none of these, only what other options name. Default: all, "
         "without kernel where the NVIDIA driver cannot be probed.",
         "LAYER,...", complete=complete_layers, panel=WHAT, also=_LIVE)] = None
@@ -348,7 +348,8 @@ def _layers(given: str | Sequence[str] | None, *, of_command: bool) -> tuple[str
     if named == ("none",):  # only hooks
         return ()
     if named == ("all",):
-        named = (ANNOTATION, *PROBED_LAYERS) if of_command else PROBED_LAYERS
+        every = (*PROBED_LAYERS, HOST_SAMPLE)
+        named = (ANNOTATION, *every) if of_command else every
     check_layers(named)
     return named
 

@@ -47,6 +47,7 @@ from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s, TraceColumns, d
 from tracepipe.event.counters import COUNTERS
 from tracepipe.event.model import ID_LIMIT, MONOTONIC
 from tracepipe.event.ops import BEGIN, INSTANT, MARKS
+from tracepipe.event.stacks import Stacks
 from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import FIRST_SCREEN, WAKEUP
 from tracepipe.layout.timeline import (
@@ -62,6 +63,7 @@ from tracepipe.native import library
 from tracepipe.native.signatures import Switches as SwitchColumns
 
 FTRACE_EVENTS: Final = 1
+PERF_SAMPLE: Final = 66
 TASK_STATE: Final = 117
 TASK_RENAME: Final = 120
 UNKNOWN, RUNS, LEAVES, WOKEN = range(4)
@@ -145,6 +147,70 @@ class Switches:
         return TASK_STATE, number(1, cpu) + number(3, tid) + number(4, state)
 
 
+class Samples:
+    """The packets of samples of the host's stacks in one sequence: the viewer draws flame graphs of them.
+
+    PerfSample: 1 cpu  2 pid  3 tid  4 callstack. InternedData: 5 names of functions, 6 frames (1 id
+    2 function  3 mapping), 7 callstacks (1 id  2 frames, outermost first), 17 paths, 19 mappings
+    (1 id  7 path).
+    Source: protos/perfetto/trace/profiling/profile_packet.proto and profile_common.proto.
+    """
+
+    def __init__(self, stream: PacketStream) -> None:
+        self._stream = stream
+        self._callstacks: dict[int, int] = {}
+        """Number of a stack → id."""
+        self._ids: dict[tuple[int, object], int] = {}
+
+    def write(self, drawn: Drawn) -> bytes:
+        """The packets of those events of a batch that are samples."""
+        events, tables = drawn.events, drawn.book.tables
+        if events is None or events.stack is None:
+            return b""
+        shapes = distinct(events.shape)
+        sampled = [
+            at
+            for at in shapes[shapes >= 0].tolist()
+            if (shape := tables.shapes[at]) is not None and (shape.type, shape.phase) == ("host_sample", "I")
+        ]
+        rows = np.flatnonzero(np.isin(events.shape, sampled) & (events.stack != NONE))
+        messages = []
+        for at, stack in zip(events.shape[rows].tolist(), events.stack[rows].tolist(), strict=True):
+            shape, interned = tables.shapes[at], bytearray()
+            assert shape is not None
+            of_callstack = self._callstack(stack, tables.stacks, interned)
+            body = number(1, shape.cpu or 0) + number(2, shape.pid or 0) + number(3, shape.tid or 0)
+            first = delimited(12, bytes(interned)) if interned else b""
+            messages.append(first + number(13, 2) + delimited(PERF_SAMPLE, body + number(4, of_callstack)))
+        self._stream.put_messages(events.ts_ns[rows], messages)
+        return self._stream.drain()
+
+    def _callstack(self, stack: int, stacks: Stacks, interned: bytearray) -> int:
+        """The id of a stack. What is new in it is added to `interned`."""
+        known = self._callstacks.get(stack)
+        if known is None:
+            frames = b""
+            for at in reversed(stacks.frames_of(stack)):
+                frame = stacks.frames[at]
+                place = str(frame).removesuffix(frame.function).rstrip()
+                name = frame.function if frame.line is None else f"{frame.function} ({place})"
+                function = self._intern(5, name, text(2, name), interned)
+                path = frame.file or "unknown"
+                mapped = number(7, self._intern(17, path, text(2, path), interned))
+                mapping = self._intern(19, path, mapped, interned)
+                own = number(2, function) + number(3, mapping)
+                frames += number(2, self._intern(6, at, own, interned))
+            known = self._callstacks[stack] = self._intern(7, stack, frames, interned)
+        return known
+
+    def _intern(self, field: int, key: object, body: bytes, interned: bytearray) -> int:
+        known = self._ids.get((field, key))
+        if known is None:
+            known = self._ids[field, key] = len(self._ids) + 1
+            interned += delimited(field, number(1, known) + body)
+        return known
+
+
 # This many tracks fit at the top of a screen, above the others.
 _PINS_MAX: Final = 10
 # Tracks with longer names are not pinned.
@@ -157,7 +223,7 @@ _STREAMS_MAX: Final = 1000
 _OTHER, _STREAM, _CALLS, _RANGES, _FUNCTIONS, _SYSTEM = range(6)
 _NEVER: Final = (1 << 63) - 1
 _KINDS: Final = {
-    **dict.fromkeys(("scheduler", "memory", "transfer", "summary"), _OTHER),
+    **dict.fromkeys(("scheduler", "host_sample", "memory", "transfer", "summary"), _OTHER),
     **dict.fromkeys(("syscall", "kernel"), _SYSTEM),
     "gpu": _STREAM,
     "userspace": _CALLS,
@@ -292,9 +358,9 @@ _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = 1, 3, 6
 # The first of the clock ids that belong to one packet sequence.
 _CLOCK_STEPS = 64
 _COMPRESS_BYTES = 1 << 19
-# The packet sequences of the host and of its context switches. Those of GPUs follow. Clocks have a separate
-# one.
-_HOST, _SWITCHES, _CLOCKS = 1, 2, 1 << 30
+# The packet sequences of the host and of its context switches. Those of GPUs follow. Samples and clocks have
+# separate ones.
+_HOST, _SWITCHES, _SAMPLES, _CLOCKS = 1, 2, 1 << 29, 1 << 30
 # The track above all others.
 _TOP: Final = 0
 # child_ordering EXPLICIT, process_ordering and thread_ordering, and sibling_merge_behavior NONE.
@@ -344,6 +410,7 @@ class PerfettoWriter:
         self._gpu_rows: dict[int, int] = {}
         """By GPU: for how many of its rows the bytes are set."""
         self._switches: Switches | None = None
+        self._samples, self._has_samples = Samples(PacketStream(_SAMPLES, self._clock, self._base_ns)), False
         self._first_screen = FirstScreen()
         self._emit(self._preamble())
         self._host = self._sequence(_HOST, ("source_ns",))
@@ -453,6 +520,11 @@ class PerfettoWriter:
                 stream = PacketStream(*first) if core is None else NativeStream(core, *first)
                 self._switches = Switches(stream, self._boottime_ahead_ns)
             self._emit(self._switches.write(drawn.switches, drawn.book.tables))
+        if drawn.events is not None and (packets_of_samples := self._samples.write(drawn)):
+            if not self._has_samples:
+                self._begin_sequence(_SAMPLES, None)
+                self._has_samples = True
+            self._emit(packets_of_samples)
         for warps in drawn.warps:
             packets = self._gpu(warps)
             for row in range(self._gpu_rows[warps.id], len(warps.tracks)):

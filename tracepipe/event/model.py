@@ -31,6 +31,7 @@ LAYERS: Final = (
     "syscall",
     "kernel",
     "scheduler",
+    "host_sample",
     "memory",
     "transfer",
     "gpu_kernel",
@@ -38,7 +39,7 @@ LAYERS: Final = (
     "gpu_thread",
 )
 HOST_LAYERS: Final = frozenset(
-    {"annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "transfer"}
+    {"annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "host_sample", "memory", "transfer"}
 )
 COUNTS: Final = "C"
 """The phase of an event that has values of counters: `args` has them by the names of series."""

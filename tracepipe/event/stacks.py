@@ -31,6 +31,8 @@ _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
 _LIBRARY: Final = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>"
     r"|(?:^|/)torchinductor_|/c[a-z2-7]{51}\.py$"
+    # Native code: the interpreter, libraries, extension modules.
+    r"|^(?:/usr)?/lib|/bin/python\d[\d.]*$|\.so(?:\.\d+)*$|^\["
     r"|(?:^|/)torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|overrides\.py|jit/)"
 )
 _TRITON_LAUNCHER: Final = "<string>", "launcher"

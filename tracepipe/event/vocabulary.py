@@ -9,6 +9,11 @@ from tracepipe.kernel_names import remembered
 
 RUNNING: Final = "running"
 """A slice of the scheduler's layer: a thread has a processor."""
+ON_CPU, OFF_CPU, PREEMPTED, SAMPLED = "on-CPU", "off-CPU", "preempted", "sampled"
+"""The events of the layer `host_sample`: a thread was found running, a slice in which it waits, one in which
+it could run on, but has no processor, and a thread was found in an unknown state."""
+UNKNOWN_CODE: Final = "[unknown]"
+"""In place of a file, in a frame that stands for native frames between which no frame pointers lead."""
 WAKEUP: Final = "wakeup"
 """An instant of that layer: a thread that slept may run again."""
 RUNNABLE: Final = "runnable"

@@ -40,6 +40,8 @@ PROBED_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
 """The layers of probes that can be requested by name, outermost first."""
 OWN_LAYER = "hook"
 """The layer of hooks with a separate, named layer."""
+HOST_SAMPLE = "host_sample"
+"""The layer of the stacks of threads: samples of those that run, and where they left their processors."""
 RECORDED_LAYERS = (*PROBED_LAYERS, OWN_LAYER)
 """All layers of probes."""
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "&")

@@ -20,6 +20,7 @@ LAYER_TITLES = {
     "syscall": "syscalls",
     "kernel": "driver",
     "scheduler": "scheduler",
+    "host_sample": "stacks",
     "memory": "memory",
     "transfer": "transfers",
 }

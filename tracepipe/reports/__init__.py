@@ -67,6 +67,7 @@ REPORTS = _Reports(
         "layers": "Time of calls at each layer: in the call itself, in ioctls, in the driver, "
         "off-CPU, on the GPU.",
         "gaps": "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
+        "flame": "A flame graph of what threads executed, always or while a GPU was idle: SVG, speedscope.",
         "lines": "Which lines of Python use the GPU's time: kernels, copies, allocations by line.",
         "annotations": "What the GPU did for each range that the program marked (NVTX): wall, busy, idle.",
         "memory": "Allocations: peak, over time, by call; never freed, freed twice, freed and "

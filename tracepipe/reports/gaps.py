@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from tracepipe.analyses.breakdown import HOOKED
+from tracepipe.analyses.breakdown import HOOKED, OFF_CPU
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.gpu_contexts import context_tables
 from tracepipe.analyses.gpu_work import COPY, KERNEL, Idle, Work, gpu_work, idle_of
@@ -309,13 +309,16 @@ def _longest(
             _, tid = run.shapes.ids_of(shape)
         ended_by = name if following else None
         cause, inner = state_text(state, states), call or syscall
-        if cause in (IN_CALL, states.hooked) and inner:
+        place = places.name(run, int(main_place[gap]))
+        if state == OFF_CPU and places.are_sampled and place:
+            cause = f"{cause}: {place}"
+        elif cause in (IN_CALL, states.hooked) and inner:
             cause = f"in {inner}"
         elif cause == "system call" and inner:
             cause = f"{cause} ({inner})"
         elif inner and inner != cause:
             cause = f"{cause} in {inner}"
-        elif (place := places.name(run, int(main_place[gap]))) and state in (USER, HOOKED):
+        elif place and state in (USER, HOOKED):
             cause = place
         return (
             idle[int(gaps.gpu[gap])].gpu,

@@ -352,6 +352,7 @@ class Run:
         syscalls: Relation
         driver: Relation
         scheduler: Relation
+        host_samples: Relation
         kernels: Relation
         warps: Relation
         exits: Relation

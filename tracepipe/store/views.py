@@ -57,14 +57,15 @@ _SPANS: Final = {
     "syscalls": ("syscall", _CALL),
     "driver": ("kernel", ("layer", *_CALL)),
     "scheduler": ("scheduler", (*_TIMES, "name", *_THREAD, *_ARGS)),
+    "host_samples": ("host_sample", (*_TIMES, "name", *_THREAD, *_PYTHON, *_ARGS)),
     "kernels": ("gpu_kernel", (*_TIMES, *_LAUNCH, *_PYTHON, "kernel", "args")),
     "memory": ("memory", _EFFECT),
     "transfers": ("transfer", (*_EFFECT, "bound_ns")),
 }
 """View → its layer, and its columns after `row`."""
 VIEWS: Final = (
-    "annotations", "calls", "hooks", "syscalls", "driver", "scheduler", "kernels", "warps", "exits", "ranges",
-    "gpu_threads", "memory", "transfers", "stacks", "losses", "clocks",
+    "annotations", "calls", "hooks", "syscalls", "driver", "scheduler", "host_samples", "kernels", "warps",
+    "exits", "ranges", "gpu_threads", "memory", "transfers", "stacks", "losses", "clocks",
 )  # fmt: skip
 """The tables, in the order in which they are documented."""
 _COUNTED: Final = {

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.hooks.hook import HOST_SAMPLE
 from tracepipe.tracer.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.tracer.summary import CaptureSummary
 
@@ -103,12 +104,15 @@ def _capture(
             needs_probes = {*request.layers} - {ANNOTATION} or request.hooks or is_trigger_probed
             engine, version, why = choose(request.method) if needs_probes else (NoProbes(), "", "")
         except CaptureUnavailable as refusal:
-            if device is None:
+            samples = request.command and request.layers == (HOST_SAMPLE,)
+            if device is None and not samples:
                 if request.command:
                     notify(f"{request.command[0]} was not started")
                 raise
             engine, version = NoProbes(), ""
-            why = f"{refusal.message} Only what {device.name} reports is recorded. {refusal.hint}"
+            by = [device.name] if device else []
+            by += ["reading the stacks of Python"] if HOST_SAMPLE in request.layers else []
+            why = f"{refusal.message} Only what {' and '.join(by)} reports is recorded. {refusal.hint}"
         if why:
             notify(f"method {engine.name}: {why}")
         device = annotated(request, device, notify)

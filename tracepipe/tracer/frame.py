@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.model import SCHEMA_VERSION, HostInstant
+from tracepipe.hooks.hook import HOST_SAMPLE
 from tracepipe.launchers import place_of
 from tracepipe.tracer.engines.engine import Store
+from tracepipe.tracer.engines.host_stacks import HZ
 from tracepipe.tracer.machine.processes import clock_ahead_ns
 from tracepipe.tracer.request import CALL_LAYERS, CaptureRequest
 
@@ -90,6 +92,8 @@ def header_of(
         },
         options={name: stated[name] for name in _OPTIONS if stated[name] != usual[name]} | last,
     )
+    if HOST_SAMPLE in recorded:
+        header["options"]["host_sample_hz"] = HZ
     if device is not None:
         header["options"]["stacks"] = request.stacks
     if device is not None and device.counters:

@@ -9,7 +9,14 @@ from types import MappingProxyType
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.calls import call_rule
-from tracepipe.hooks.hook import PROBED_LAYERS, RECORDED_LAYERS, FilePlace, KernelPlace, Probe
+from tracepipe.hooks.hook import (
+    HOST_SAMPLE,
+    PROBED_LAYERS,
+    RECORDED_LAYERS,
+    FilePlace,
+    KernelPlace,
+    Probe,
+)
 from tracepipe.hooks.sets import MEMORY_EFFECTS, load_set, read_hooks
 from tracepipe.tracer.engines.engine import Engine
 from tracepipe.tracer.find.library import LibrarySearch, python_of
@@ -40,7 +47,7 @@ _DRIVER_API = "cuda-driver"
 _RUNTIME = "libcudart.so"
 _SLOW_TO_ATTACH = {"bpftrace"}
 """Engines that take 10 ms or more to attach a probe, and 0.1 s to detach it."""
-_ALWAYS = {"syscall", "scheduler"}
+_ALWAYS = {"syscall", "scheduler", HOST_SAMPLE}
 """Layers that every kernel has tracepoints for."""
 
 
@@ -48,6 +55,7 @@ def layers_here(*, of_command: bool) -> tuple[str, ...]:
     """All layers of a command or of running processes, without `kernel` where the driver cannot be probed."""
     driver = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
     probed = PROBED_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
+    probed = (*probed, HOST_SAMPLE)
     return (ANNOTATION, *probed) if of_command else probed
 
 
@@ -83,7 +91,7 @@ def plan_of(
     users = read_hooks(list(request.hooks))
     hooked = {hook.layer for hooks in users for hook in hooks.hooks}
     asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
-    layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
+    layers = tuple(layer for layer in (*RECORDED_LAYERS, HOST_SAMPLE) if layer in asked or layer in hooked)
     with_sets = [layer for layer in layers if layer in asked and layer not in device_layers]
     sets = dict.fromkeys(name for layer in with_sets for name in LAYER_SETS.get(layer, ()))
     hooks = [*users, *map(load_set, sets)]

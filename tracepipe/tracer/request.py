@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol
 
 from tracepipe.errors import CaptureUnavailable, OutputError, TracepipeError
 from tracepipe.hooks.calls import call_rule
-from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe
+from tracepipe.hooks.hook import HOST_SAMPLE, PROBED_LAYERS, FilePlace, Probe
 from tracepipe.hooks.names import did_you_mean
 
 RING_BYTES = 16 << 20
@@ -41,7 +41,7 @@ API: Final = "api"
 _ANY_NUMBER = 2**31 - 1
 STACKS = ("python", "off")
 """The kinds of stacks that can be recorded with calls."""
-LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
+LAYER_NAMES = (*PROBED_LAYERS, HOST_SAMPLE, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
 """All layers that can be recorded, by their names in the file."""
 
 SIGNAL: Final = "signal"

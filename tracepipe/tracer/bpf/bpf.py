@@ -22,12 +22,14 @@ _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 BPF_MAP_CREATE, BPF_MAP_LOOKUP_ELEM, BPF_MAP_UPDATE_ELEM = 0, 1, 2
 BPF_MAP_DELETE_ELEM, BPF_MAP_GET_NEXT_KEY = 3, 4
 BPF_PROG_LOAD, BPF_OBJ_GET_INFO_BY_FD, BPF_RAW_TRACEPOINT_OPEN, BPF_LINK_CREATE = 5, 15, 17, 28
-PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT, PROG_TYPE_RAW_TRACEPOINT = 2, 5, 17
+PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT, PROG_TYPE_PERF_EVENT, PROG_TYPE_RAW_TRACEPOINT = 2, 5, 7, 17
 PERF_EVENT_LINK, KPROBE_MULTI, UPROBE_MULTI = 41, 42, 48  # enum bpf_attach_type
 _KPROBE_MULTI_RETURN = _UPROBE_MULTI_RETURN = 1
-_PERF_TYPE_TRACEPOINT = 2
+_PERF_TYPE_SOFTWARE, _PERF_TYPE_TRACEPOINT = 1, 2
+_CPU_CLOCK = 0  # enum perf_sw_ids: an hrtimer, which needs no hardware counter
 _PERF_ATTR_BYTES = 112  # PERF_ATTR_SIZE_VER5
 _PERF_FLAG_FD_CLOEXEC = 8
+_BY_FREQUENCY = 1 << 10  # of the flags of a perf event: the period is a frequency, Hz
 _DISABLED = 1  # of the flags of a perf event; linked programs run all the same
 _UPROBE_PMU = Path("/sys/bus/event_source/devices/uprobe/type")
 KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
@@ -157,6 +159,13 @@ def open_tracepoint(tracepoint_id: int) -> int:
     return perf_event(_PERF_TYPE_TRACEPOINT, config=tracepoint_id, flags=_DISABLED)
 
 
+def open_clock(processor: int, hz: int) -> int:
+    """Create a perf event that goes off so many times a second on a processor, to which a program can be
+    linked. Raises OSError.
+    """
+    return perf_event(_PERF_TYPE_SOFTWARE, _CPU_CLOCK, flags=_BY_FREQUENCY, period=hz, processor=processor)
+
+
 def link_event(program_fd: int, event: int, cookie: int = 0) -> int:
     """Create a link that runs the program at every hit of a perf event. Raises OSError."""
     #  0 program │ 4 perf event │ 8 attach type │ 12 flags │ 16 cookie
@@ -170,16 +179,26 @@ def attach_raw_tracepoint(program_fd: int, name: str) -> int:
     return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", addressof(text), program_fd))
 
 
-def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0, flags: int = 0) -> int:
-    """Call perf_event_open(2) for all processes, on processor 0: enough to enable a probe. Raises OSError."""
+def perf_event(
+    event_type: int,
+    config: int,
+    config1: int = 0,
+    config2: int = 0,
+    flags: int = 0,
+    period: int = 1,
+    processor: int = 0,
+) -> int:
+    """Call perf_event_open(2) for all processes, on one processor: enough to enable a probe. Raises
+    OSError.
+    """
     #  0 type │ 4 size │ 8 config │ 16 period │ 24 sample type │ 32 read format │ 40 flags │ 48 wake-up
     # 52 breakpoint type │ 56 config1 │ 64 config2 │ … 112
     attributes = struct.pack(
-        "<IIQQQQQIIQQ", event_type, _PERF_ATTR_BYTES, config, 1, 0, 0, flags, 0, 0, config1, config2
+        "<IIQQQQQIIQQ", event_type, _PERF_ATTR_BYTES, config, period, 0, 0, flags, 0, 0, config1, config2
     ).ljust(_PERF_ATTR_BYTES, b"\0")
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    everyone, processor, no_group = ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_int(-1)
-    return _syscall(1, buffer, everyone, processor, no_group, ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC))
+    everyone, on, no_group = ctypes.c_int(-1), ctypes.c_int(processor), ctypes.c_int(-1)
+    return _syscall(1, buffer, everyone, on, no_group, ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC))
 
 
 def map_update(map_fd: int, key: bytes, value: bytes) -> None:
@@ -208,6 +227,14 @@ def map_values(map_fd: int, key_bytes: int, value_bytes: int, most: int) -> Iter
             #  0 map │ 8 key │ 16 value │ 24 flags
             bpf(BPF_MAP_LOOKUP_ELEM, struct.pack("<IIQQQ", map_fd, 0, before, addressof(value), 0))
             yield value.raw
+
+
+def map_delete(map_fd: int, key: bytes) -> None:
+    """Delete an element, if it is there."""
+    buffer = ctypes.create_string_buffer(key, len(key))
+    with suppress(OSError):
+        #  0 map │ 8 key
+        bpf(BPF_MAP_DELETE_ELEM, struct.pack("<IIQ", map_fd, 0, addressof(buffer)))
 
 
 def map_clear(map_fd: int, key_bytes: int) -> None:

@@ -53,6 +53,7 @@ _INSTALL = (
 )
 
 PROGRAMS = (
+    "host_sample",
     "call_enter",
     "call_return",
     "trigger",
@@ -64,6 +65,7 @@ PROGRAMS = (
     "syscall_exit",
     "sched_switch",
     "sched_wakeup",
+    "sched_waking",
     "sched_migrate",
     "process_exec",
     "thread_new",
@@ -161,6 +163,7 @@ class Constant(IntEnum):
     END_AT = 18
     CLOCK_AHEAD_NS = 19
     PROBES = 20
+    WITH_SAMPLES = 21
 
 
 # FIELD(n) of probes.bpf.c: (tracepoint, field).
@@ -178,6 +181,7 @@ FIELDS: dict[int, tuple[str, str]] = {
     14: ("task/task_newtask", "clone_flags"),
     15: ("task/task_rename", "pid"),
     16: ("task/task_rename", "newcomm"),
+    17: ("sched/sched_waking", "pid"),
 }
 HOOK_FIELDS = range(32, 36)
 """FIELD(n) of a hook's tracepoint: its arguments."""

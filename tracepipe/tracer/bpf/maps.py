@@ -134,8 +134,9 @@ def hashed_slot(probe: Probe) -> tuple[int, int]:
 _HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _RINGBUF = 1, 2, 6, 9, 27  # enum bpf_map_type
 _MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
 _THREADS_MAX = 65536
-_THREAD_BYTES = 24  # struct thread of probes.bpf.c
+_THREAD_BYTES = 56  # struct thread of probes.bpf.c
 _OPEN_CALLS_MAX = 16384
+_PYTHON_BYTES, _STACK_BYTES = 32, 1960  # struct python and struct stack
 
 _BUSY_BYTE = 3  # holds bit 31 of the length; the other bits of that byte are 0 for short records
 
@@ -160,8 +161,10 @@ class Control(IntEnum):
 class Maps:
     """All maps of one capture, by name; `descriptors` in the order of their numbers in probes.bpf.c."""
 
-    def __init__(self, ring_bytes: int, probe_count: int, pairs: bool) -> None:
-        """Create them. `pairs`: returns need data of their entries. Raises OSError."""
+    def __init__(self, ring_bytes: int, probe_count: int, pairs: bool, samples: bool) -> None:
+        """Create them. `pairs`: returns need data of their entries; `samples`: stacks are walked. Raises
+        OSError.
+        """
         # The number of the last one that may ever be online, plus one; the numbers may have gaps.
         text = Path("/sys/devices/system/cpu/possible").read_text()
         self.processors = int(text.strip().replace("-", ",").split(",")[-1]) + 1
@@ -180,6 +183,10 @@ class Maps:
             "sampled": (_PERCPU_ARRAY, 4, 8, max(probe_count, 1)),
             "filtered": (_ARRAY, 4, 8, counters, _MMAPABLE),
             "adopted": (_HASH, 4, 8, 4096),
+            "pythons": (_LRU_HASH, 4, _PYTHON_BYTES, 8192 if samples else 1024),
+            "states": (_LRU_HASH, 4, 8, _THREADS_MAX if samples else 1024),
+            "known": (_LRU_HASH, 8, 8, _THREADS_MAX if samples else 1024),
+            "walked": (_PERCPU_ARRAY, 4, _STACK_BYTES, 2),
         }
         self._descriptors: dict[str, int] = {}
         self._mapped: list[tuple[mmap.mmap, memoryview]] = []
@@ -216,9 +223,17 @@ class Maps:
 
     def track(self, tid: int, tgid: int) -> None:
         """Record an existing thread, which may be running or not. Raises OSError."""
-        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 their window │ 16 where
-        value = struct.pack("=IHBBQQ", tgid, 2, 0, 0, 0, 0)
+        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 window │ 16 where │ 24 …
+        value = struct.pack("=IHBB6Q", tgid, 2, *[0] * 8)
         bpf.map_update(self["tracked"], struct.pack("=I", tid), value)
+
+    def set_python(self, tgid: int, python: bytes) -> None:
+        """State where the Python of a process has its frames: a struct python. Raises OSError."""
+        bpf.map_update(self["pythons"], struct.pack("=I", tgid), python)
+
+    def forget_stack(self, number: int) -> None:
+        """Have the words of a stack sent again when it occurs."""
+        bpf.map_delete(self["known"], struct.pack("=Q", number))
 
     def adopt(self, tgid: int) -> None:
         """Record the threads of a process of this pid namespace from their next event on. Raises OSError."""

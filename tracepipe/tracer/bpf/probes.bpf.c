@@ -40,8 +40,8 @@ enum kind {
     SYSCALL_ENTER = 4, /* id: number; a: first four arguments */
     SYSCALL_EXIT = 5,  /* id: number; a[0]: result */
     SWITCH_OUT = 6,    /* a[0]: prev_state of the tracepoint; a[1]: 1: its switch-in was not reported; 2: it ran
-                          when recording began */
-    SWITCH_IN = 7,     /* a[1]: 1: its last switch-out was not reported */
+                          when recording began; a[2]: its stack; 0: not known */
+    SWITCH_IN = 7,     /* a[1]: 1: its last switch-out was not reported; a[2]: 1 + the thread that woke it */
     WAKEUP = 8,        /* tid: the woken thread; id: current thread of the waking processor; a[0]: target processor */
     MIGRATE = 9,       /* tid: the moved thread; a[0]: its old processor; a[1]: its new one */
     SERVED = 10,       /* a[0]: tgid<<32|tid of the thread that the following call works for */
@@ -53,11 +53,15 @@ enum kind {
     THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
     WINDOW = 16,       /* id: its cause; a[0]: 1: events are recorded from here on; 0: up to here */
     THREAD_END = 17,   /* only where no last SWITCH_OUT, of the scheduler layer in a window, shows the end */
+    ON_CPU_SAMPLE = 18,       /* the thread was running; a[0]: its stack; 0: not known */
+    FRAMES = 19,        /* id 0: a[0]: number of a stack; a[1]: how many addresses | Python's frames << 16 | 1 << 32:
+                          there are more; then from id 1 on its words, four a record: addresses from the innermost one
+                          on, and in a new record Python's frames, each with its code and its instruction */
 };
 
 /* The counters of records; record.py has the same order. THREADS counts threads that are not followed,
  * UNSEEN wakeups and migrations for which the kernel ran no program. */
-enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, HOOK, THREADS, UNSEEN, LAYERS };
+enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, HOOK, THREADS, HOST_SAMPLE, UNSEEN, LAYERS };
 
 u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define MAP(n) ((uintptr_t)bpf_pseudo_load(1, n)) /* 1: BPF_PSEUDO_MAP_FD */
@@ -78,6 +82,10 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define SAMPLED MAP(10) /* [probe] calls seen on this processor */
 #define FILTERED MAP(11) /* [layer][processor] records that a filter left out */
 #define ADOPTED MAP(12) /* tgid in the capture's pid namespace → nonzero: record its threads from their next event on */
+#define PYTHONS MAP(13) /* tgid → struct python */
+#define STATES MAP(14)  /* tid → address of its thread state in Python, or NO_STATE | when to look again */
+#define KNOWN MAP(15)   /* number of a stack → nonzero: its words were sent */
+#define WALKED MAP(16)  /* [0: a sample, 1: a switch] struct stack, on each processor */
 
 /* Constants, in the order of bytecode.py. */
 #define PROCESSORS CONFIG(0)
@@ -100,6 +108,7 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define BEGIN_AT CONFIG(17) /* a window begins at the hit of this number of what begins windows */
 #define END_AT CONFIG(18)   /* and ends at the hit of this number of what ends them */
 #define CLOCK_AHEAD_NS CONFIG(19) /* the offset of the capture's time namespace to CLOCK_MONOTONIC */
+#define WITH_SAMPLES CONFIG(21) /* 1: stacks are recorded; 2: without the layer scheduler */
 #define PROBES CONFIG(20) /* how many probes from PROBE on: a hit is of the first one whose condition it meets */
 
 #define HOLD_NS 100000000ull
@@ -129,6 +138,10 @@ struct thread {
     u8 asleep; /* it left its processor to wait, and no wakeup was seen since then */
     u64 window_ns; /* the window in which `running`, `asleep` and `queued_on` are known */
     u64 queued_on; /* 1 + the processor that it left, or to which it was moved since; 0: not known */
+    u64 woken_by;  /* 1 + the thread that ran where it was woken since it left; 0: not known */
+    u64 nearest;   /* a hash of Python's innermost frames where it last left a processor, */
+    u64 stack;     /* the number of its stack then, */
+    u64 walked_ns; /* and when that was; 0: it has not left one */
 };
 
 struct spec {
@@ -304,6 +317,233 @@ static inline void send_name(u8 kind, u32 tid, u32 tgid, u32 id)
         return;
     bpf_get_current_comm(&r->a[0], 16);
     submit(r);
+}
+
+/* ── stacks: the addresses of native code by frame pointers, and Python's frames ── */
+
+#define ADDRESSES 32
+#define PYTHON_FRAMES 96
+#define PYTHON_THREADS 1024
+#define NEAREST 4
+#define SAME_NS 1000000ull
+#define NONE 0xffff /* of an offset */
+#define OF_C 3      /* the owner of a frame that stands for a call from C: Python does not show it */
+#define NO_STATE (1ull << 63)
+/* A thread is in no list before its Python has begun, and threads of C never are. After the first looks, each doubles
+ * the time to the next one, from 1 ms to a quarter of a second. How many there were is kept above the time of the next.
+ */
+#define LOOK_AGAIN_NS 1000000ull
+#define LOOKS_AT 56
+#define LOOKS_AT_ONCE 4
+#define LOOKS_MOST 12
+
+/* Where the Python of a process has its states and frames: offsets in bytes, of host_stacks.py. */
+struct python {
+    u64 interpreter; /* the address of the pointer to the main interpreter */
+    u16 threads;     /* of the first thread state in the interpreter */
+    u16 next;        /* and from one to the next */
+    u16 id;          /* of the thread's id; where there is none, of its pthread, in which it is at in_pthread */
+    u16 in_pthread;
+    u16 frame;       /* of the frame in the thread state, or of a struct between them, in which it is at `between` */
+    u16 between;
+    u16 previous;
+    u16 code;
+    u16 at;
+    u16 owner;
+    u16 lines; /* of the table of lines in a code object */
+    u16 frame_bytes; /* how much of a frame is read */
+};
+
+/* The counts are in memory, as the verifier would follow each value of a register. */
+struct stack {
+    u64 addresses[ADDRESSES]; /* 0 behind the last one */
+    u64 frames[2 * PYTHON_FRAMES]; /* code and instruction; no code: a frame that stands for C. The upper 16 bits of
+                                      a code are a mark of the address of its table of lines */
+    u64 hash;
+    u32 address_count;
+    u32 frame_count;
+    u64 further; /* nonzero: there are more frames */
+    u64 nearest; /* a hash of the innermost frames */
+    u8 frame[136];
+};
+
+static inline u64 word_of_user(u64 at)
+{
+    u64 word = 0;
+    bpf_probe_read_user(&word, sizeof(word), (void *)at);
+    return word;
+}
+
+static inline u32 id_of_state(struct python *python, u64 state)
+{
+    u64 id = word_of_user(state + python->id);
+    return python->in_pthread == NONE ? (u32)id : (u32)word_of_user(id + python->in_pthread);
+}
+
+/* The current thread's state in its Python; 0 if it has none. */
+static inline u64 state_of(struct python *python, u32 tid)
+{
+    u32 shown = tid;
+    if (NAMESPACE_INO) {
+        struct namespace_ids here = {};
+        if (bpf_get_ns_current_pid_tgid(NAMESPACE_DEV, NAMESPACE_INO, (void *)&here, sizeof(here)))
+            return 0;
+        shown = here.tid;
+    }
+    u64 *known = bpf_map_lookup_elem_(STATES, &tid), now_ns = bpf_ktime_get_ns();
+    u64 looks = 0;
+    if (known && *known & NO_STATE) {
+        if (now_ns < (*known & ((1ull << LOOKS_AT) - 1)))
+            return 0;
+        looks = (*known & ~NO_STATE) >> LOOKS_AT;
+        looks += looks < LOOKS_MOST;
+    } else if (known && id_of_state(python, *known) == shown) {
+        return *known;
+    }
+    u64 found = NO_STATE | looks << LOOKS_AT | (now_ns + (looks < LOOKS_AT_ONCE ? 0 : LOOK_AGAIN_NS << (looks - LOOKS_AT_ONCE & 15)));
+    u64 state = word_of_user(word_of_user(python->interpreter) + python->threads);
+    for (int i = 0; i < PYTHON_THREADS && state; i++) {
+        if (id_of_state(python, state) == shown) {
+            found = state;
+            break;
+        }
+        state = word_of_user(state + python->next);
+    }
+    bpf_map_update_elem_(STATES, &tid, &found, 0);
+    return found & NO_STATE ? 0 : found;
+}
+
+static inline u64 mixed(u64 hash, u64 word)
+{
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    return hash ^ hash >> 32;
+}
+
+/* The address of a code object, marked with that of its table of lines: another code object may be at the address of a
+ * freed one, but hardly with the same table. */
+static inline u64 marked(struct python *python, u64 code)
+{
+    u64 lines = code ? word_of_user(code + python->lines) : 0;
+    return code | (lines >> 4 ^ lines >> 20) << 48;
+}
+
+/* Hides from the compiler what it knows of a value. It would compute the number of a loop's rounds before the loop, and
+ * verifiers before Linux 6.8 would not know that it is bounded. */
+#define HIDE(value) asm volatile("" : "+r"(value))
+
+#define FRAME_WORD(stack, offset) (*(u64 *)&(stack)->frame[(offset) & 120])
+
+/* Send the words of the current thread's stack, unless they were sent before; returns the stack's number, 0 where it is
+ * not known. At a switch (`thread` is given), threads may come here 100,000 times a second: the stack is taken for that
+ * of a moment ago where Python's innermost frames are the same. */
+static inline u64 send_stack(void *ctx, struct thread *thread, u32 tid, u32 tgid)
+{
+    u32 which = !!thread;
+    u64 now_ns = clock_ns();
+    struct stack *stack = bpf_map_lookup_elem_(WALKED, &which);
+    if (!stack)
+        return 0;
+    stack->hash = mixed(tgid, 0);
+    stack->address_count = stack->frame_count = stack->further = stack->nearest = 0;
+    struct python *python = bpf_map_lookup_elem_(PYTHONS, &tgid);
+    u64 state = python ? state_of(python, tid) : 0;
+    if (python && state) {
+        u64 frame = word_of_user(state + python->frame);
+        if (frame && python->between != NONE)
+            frame = word_of_user(frame + python->between);
+        for (int i = 0; i < PYTHON_FRAMES && frame; i++) {
+            if (i == NEAREST && thread) {
+                stack->nearest = mixed(stack->hash, frame);
+                if (stack->nearest == thread->nearest && now_ns - thread->walked_ns < SAME_NS)
+                    return thread->stack;
+            }
+            if (bpf_probe_read_user(stack->frame, python->frame_bytes & 127, (void *)frame))
+                break;
+            u64 code = FRAME_WORD(stack, python->code), at = FRAME_WORD(stack, python->at);
+            if (python->owner != NONE && stack->frame[python->owner & 127] == OF_C)
+                code = at = 0;
+            else if (!thread)
+                code = marked(python, code);
+            stack->frames[2 * i] = code;
+            stack->frames[2 * i + 1] = at;
+            stack->hash = mixed(mixed(stack->hash, code), at);
+            stack->frame_count++;
+            frame = FRAME_WORD(stack, python->previous);
+        }
+        stack->further = frame;
+    }
+    __builtin_memset(stack->addresses, 0, sizeof(stack->addresses));
+    long size = bpf_get_stack(ctx, stack->addresses, sizeof(stack->addresses), 1 << 8 /* BPF_F_USER_STACK */);
+    if (size > 0)
+        stack->address_count = (u32)size / 8;
+    for (int i = 0; i < ADDRESSES; i++)
+        stack->hash = mixed(stack->hash, stack->addresses[i]);
+    u32 addresses = stack->address_count, frames = stack->frame_count;
+    if (!addresses && !frames)
+        return 0;
+    u64 hash = mixed(stack->hash, addresses | frames << 16) | 1;
+    if (thread) {
+        thread->nearest = stack->nearest;
+        thread->stack = hash;
+        thread->walked_ns = now_ns;
+    }
+    if (bpf_map_lookup_elem_(KNOWN, &hash))
+        return hash;
+    struct record *r = reserve(FRAMES, tid, tgid, 0, now_ns);
+    if (!r)
+        return 0;
+    r->a[0] = hash;
+    r->a[1] = addresses | (u64)frames << 16 | (u64) !!stack->further << 32;
+    submit(r);
+    for (u32 round = 0;; round++) {
+        u32 i = round;
+        HIDE(i);
+        if (i >= ADDRESSES / 4 || 4 * i >= addresses)
+            break;
+        r = reserve(FRAMES, tid, tgid, 1 + i, now_ns);
+        if (!r)
+            return 0;
+        __builtin_memcpy(r->a, &stack->addresses[4 * i], sizeof(r->a));
+        submit(r);
+    }
+    for (u32 round = 0;; round++) {
+        u32 i = round;
+        HIDE(i);
+        if (i >= PYTHON_FRAMES / 2 || 2 * i >= frames)
+            break;
+        u64 first = stack->frames[4 * i], second = 2 * i + 1 < frames ? stack->frames[4 * i + 2] : 0;
+        if (thread && python) {
+            first = marked(python, first);
+            second = marked(python, second);
+        }
+        r = reserve(FRAMES, tid, tgid, 1 + i, now_ns);
+        if (!r)
+            return 0;
+        r->a[0] = first;
+        r->a[1] = stack->frames[4 * i + 1];
+        r->a[2] = second;
+        r->a[3] = stack->frames[4 * i + 3];
+        submit(r);
+    }
+    u64 sent = 1;
+    bpf_map_update_elem_(KNOWN, &hash, &sent, 0);
+    return hash;
+}
+
+/* The clock of a processor went off while a thread ran on it. */
+int host_sample(void *ctx)
+{
+    u64 ids = bpf_get_current_pid_tgid();
+    struct thread *thread = (u32)ids && window() ? current_thread(ids) : 0;
+    if (!thread)
+        return 0;
+    u64 stack = send_stack(ctx, 0, (u32)ids, ids >> 32);
+    struct record *r = new_record(HOST_SAMPLE, ON_CPU_SAMPLE, (u32)ids, thread->tgid, 0);
+    if (!r)
+        return 0;
+    r->a[0] = stack;
+    submit(r);
+    return 0;
 }
 
 /* ── calls: entry and return of functions; the attach cookie identifies the probe ── */
@@ -1031,7 +1271,7 @@ static inline void count_unseen(struct thread *thread)
 {
     u64 here = 1 + bpf_get_smp_processor_id();
     u64 unseen = thread->asleep + (thread->queued_on && thread->queued_on != here);
-    if (unseen)
+    if (unseen && WITH_SAMPLES != 2)
         count(DROPS, UNSEEN, unseen);
 }
 
@@ -1048,13 +1288,16 @@ int sched_switch(void *args)
             thread->running = 2;
             thread->window_ns = begun_ns;
         }
+        u64 stack = WITH_SAMPLES && begun_ns && !ends ? send_stack(args, thread, prev, thread->tgid) : 0;
         struct record *r = new_record(SCHEDULER, SWITCH_OUT, prev, thread->tgid, 0);
         if (r) {
             r->a[0] = state;
             r->a[1] = thread->running == 0 ? 1 : thread->running == 2 ? 2 : 0;
+            r->a[2] = stack;
             submit(r);
         }
         thread->running = 0;
+        thread->woken_by = 0;
         thread->asleep = state && !(state & PREEMPTED);
         thread->queued_on = 1 + bpf_get_smp_processor_id();
         if (ends)
@@ -1068,6 +1311,7 @@ int sched_switch(void *args)
         struct record *r = new_record(SCHEDULER, SWITCH_IN, next, thread->tgid, 0);
         if (r) {
             r->a[1] = thread->running == 1 && thread->window_ns == begun_ns;
+            r->a[2] = thread->woken_by;
             submit(r);
         }
         thread->running = 1;
@@ -1088,6 +1332,16 @@ int sched_wakeup(void *args)
         return 0;
     r->a[0] = FIELD(u32, 8);
     submit(r);
+    return 0;
+}
+
+/* It fires where the waker runs, which sched_wakeup need not do. */
+int sched_waking(void *args)
+{
+    u32 tid = FIELD(u32, 17);
+    struct thread *thread = window() ? bpf_map_lookup_elem_(TRACKED, &tid) : 0;
+    if (thread)
+        thread->woken_by = 1 + (u64)(u32)bpf_get_current_pid_tgid();
     return 0;
 }
 
@@ -1162,6 +1416,8 @@ int process_exec(void *args)
         thread = bpf_map_lookup_elem_(TRACKED, &old_tid);
     if (is_stopped())
         return 0;
+    u32 tgid = ids >> 32;
+    bpf_map_delete_elem_(PYTHONS, &tgid); /* it is another program now */
     int starts = !thread && (is_armed(ids) || has_the_name() || (EVERYONE && ids >> 32 != OWN_TGID));
     if (!thread && !starts)
         return 0;
@@ -1192,7 +1448,13 @@ int thread_new(void *args)
         bpf_map_delete_elem_(TRACKED, &tid);
         return 0;
     }
-    u32 tgid = is_thread ? ids >> 32 : tid;
+    u32 tgid = is_thread ? ids >> 32 : tid, creators = ids >> 32;
+    struct python *python = is_thread ? 0 : bpf_map_lookup_elem_(PYTHONS, &creators);
+    if (python) { /* a fork has it at the same addresses */
+        struct python same = *python;
+        bpf_map_update_elem_(PYTHONS, &tgid, &same, 0);
+    }
+    bpf_map_delete_elem_(STATES, &tid); /* of a thread that had this id */
     track(tid, tgid, 0);
     send_name(THREAD_NEW, tid, tgid, creator);
     return 0;

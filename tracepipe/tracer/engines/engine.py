@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from tracepipe.errors import OutputError
+from tracepipe.hooks.hook import HOST_SAMPLE
+from tracepipe.tracer.engines.host_stacks import HostStacks
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss, window_record
 from tracepipe.tracer.records.render import RecordRenderer
@@ -191,6 +193,7 @@ class Attachment:
         self._names: dict[int, str] = {}
         """Names of the threads that ran before `start`."""
         self._turned = b""
+        self._host_stacks: HostStacks | None = None
 
     def cover(self, plan: Plan, refused: Collection[int], notify: Notify) -> None:
         """Set `layers` and `missing`, where the kernel refused some of the plan's probes."""
@@ -220,7 +223,13 @@ class Attachment:
         """The decoder of what `collect` returns, for a started recording; used on another thread."""
         start_ns = 0 if self._is_of_command else self._start_ns
         return RecordRenderer(
-            self._probes, self._syscalls, self._values, start_ns, self._names, causes=self._causes
+            self._probes,
+            self._syscalls,
+            self._values,
+            start_ns,
+            self._names,
+            self._causes,
+            self._host_stacks,
         )
 
     def stop(self) -> None:
@@ -300,12 +309,19 @@ class NoProbes:
     """The engine where eBPF cannot work and only a library in the command records: it needs no privilege."""
 
     name = "none"
-    layers: frozenset[str] = frozenset()
+    layers: frozenset[str] = frozenset({HOST_SAMPLE})
 
     def check(self) -> str:
         """It always works."""
         return ""
 
     def attach(self, plan: Plan, notify: Notify) -> Attachment:
-        """Nothing is attached."""
-        return Attachment(plan)
+        """Nothing is attached; stacks of Python are read from outside where they are asked for."""
+        from tracepipe.tracer.engines.python_sampler import PythonSampler, check_readable
+
+        if HOST_SAMPLE not in plan.own or plan.scope.kind != "command":
+            return Attachment(plan)
+        if why := check_readable():
+            notify(f"no {HOST_SAMPLE} layer: {why}")
+            return Attachment(plan)
+        return PythonSampler(plan, notify)

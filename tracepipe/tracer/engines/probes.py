@@ -45,6 +45,7 @@ from typing import NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import (
+    HOST_SAMPLE,
     NAMING_EFFECTS,
     RECORDED_LAYERS,
     FilePlace,
@@ -66,12 +67,14 @@ from tracepipe.tracer.bpf.bytecode import (
 from tracepipe.tracer.bpf.maps import Control, Maps, is_paired, spec_of, text_field
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.engines.engine import Attachment, Turn
+from tracepipe.tracer.engines.host_stacks import HZ, HostStacks
 from tracepipe.tracer.find.kernel import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.processes import (
     all_threads,
     clock_ahead_ns,
     comm_of,
+    online_processors,
     own_namespace,
     running_threads,
 )
@@ -95,6 +98,7 @@ _SCHEDULER = {
     "sched_wakeup": "sched/sched_wakeup",
     "sched_migrate": "sched/sched_migrate_task",
 }
+_SAMPLING = {"sched_switch": "sched/sched_switch", "sched_waking": "sched/sched_waking"}
 _FOLLOWING = {
     "process_exec": "sched/sched_process_exec",
     "thread_new": "task/task_newtask",
@@ -214,8 +218,10 @@ class Probing:
         )
         # It reads texts, and may sleep for that.
         self._reading = self._code("call_enter", {}, {Constant.MAY_SLEEP: 1})
-        has_scheduler = "scheduler" in plan.own
-        scheduler = self._points(folder, _SCHEDULER) if has_scheduler else []
+        points = (_SCHEDULER if "scheduler" in plan.own else {}) | (
+            _SAMPLING if HOST_SAMPLE in plan.own else {}
+        )
+        scheduler, has_scheduler = self._points(folder, points), bool(points)
         following = self._points(folder, _FOLLOWING if has_scheduler and not windows else _FOLLOWING | _EXIT)
         # Follow threads first, so that none is found in the middle of a call without need.
         self._link_points(self._always, self._loaded(following))
@@ -236,6 +242,11 @@ class Probing:
                 for name, point in _RAW_TRACEPOINTS.items():
                     loaded = self._program(name, self._plain(name), bpf.PROG_TYPE_RAW_TRACEPOINT)
                     self._in_windows.multi.append(bpf.attach_raw_tracepoint(loaded, point))
+            if HOST_SAMPLE in self._plan.own:
+                loaded = self._program("host_sample", self._plain("host_sample"), bpf.PROG_TYPE_PERF_EVENT)
+                for processor in online_processors():
+                    clock = bpf.open_clock(processor, HZ)
+                    self._in_windows.multi += [clock, bpf.link_event(loaded, clock)]
             self._link_points(self._in_windows, self._ready[0])
             self._ready.rotate()
             self.is_whole = True
@@ -441,7 +452,7 @@ class Probing:
             self._always.multi.append(loaded)
             event = bpf.open_tracepoint(point.identifier)
             self._always.events.append(event)
-            if point.name not in _SCHEDULER:  # those count misses themselves, by thread
+            if point.name not in {*_SCHEDULER, *_SAMPLING}:  # those count misses themselves, by thread
                 self._watch(loaded, point.missed)
             made.append((loaded, event, point))
         return made
@@ -540,10 +551,17 @@ class ProbeAttachment(Attachment):
             is_paired(probe, plan.filters) for probe in plan.probes
         )
         try:
-            self._maps = Maps(plan.ring_bytes, len(plan.probes), pairs)
+            self._maps = Maps(plan.ring_bytes, len(plan.probes), pairs, HOST_SAMPLE in plan.own)
         except OSError as error:
             raise explain(Operation.MAP, error) from error
         self._drain = Drain(self._maps["ring"], plan.ring_bytes)
+        if HOST_SAMPLE in plan.own:
+            self._host_stacks = HostStacks(
+                self._maps.set_python,
+                lambda pid: self._ids.get(pid, 0 if self._namespace else pid),
+                self._maps.forget_stack,
+                is_alone="scheduler" not in plan.own,
+            )
         # Where every probe needs a descriptor, libcuda and libcudart exceed the usual limit of 1024.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
@@ -552,7 +570,8 @@ class ProbeAttachment(Attachment):
         comm = plan.scope.comm_bytes.ljust(16, b"\0")
         self._constants: dict[int, int] = {
             Constant.PROCESSORS: self._maps.processors,
-            Constant.WITH_SCHEDULER: "scheduler" in plan.own,
+            Constant.WITH_SCHEDULER: not {"scheduler", HOST_SAMPLE}.isdisjoint(plan.own),
+            Constant.WITH_SAMPLES: (HOST_SAMPLE in plan.own) * (1 if "scheduler" in plan.own else 2),
             Constant.EVERYONE: plan.scope.kind == "system" and self._namespace is None,
             Constant.CHILDREN: plan.scope.children,
             Constant.MIN_DURATION_NS: plan.filters.min_duration_ns,
@@ -602,6 +621,8 @@ class ProbeAttachment(Attachment):
             for thread in all_threads(scope):
                 self._maps.track(thread.tid, thread.pid)
                 self._names[thread.tid] = comm_of(thread.pid, thread.tid)
+                if self._host_stacks is not None:
+                    self._host_stacks.look(thread.pid)
 
     def prepare(self) -> None:
         if not self._probing.is_whole:
@@ -689,6 +710,8 @@ class ProbeAttachment(Attachment):
             self._ids |= ids_in(chunk)
             while len(self._ids) > _IDS_MAX:  # those that ended are not removed before
                 del self._ids[next(iter(self._ids))]
+        if self._host_stacks is not None:
+            self._host_stacks.add(chunk)
         if self._plan.windows is not None:
             self._turns += [Turn(ts_ns, begins) for ts_ns, begins in windows_in(chunk)]
         while self._marks and self._marks[0][0] <= self._drain.taken_bytes:
@@ -732,6 +755,10 @@ class ProbeAttachment(Attachment):
             self.error = self.error or unread_error(found.error)
         for layer, missed in self._probing.missed(now_ns, is_final=self._is_stopped).items():
             losses.append(Loss(layer, missed, self._polled_ns, now_ns, _MISSED))
+        if self._host_stacks is not None and (left_out := self._host_stacks.left_out):
+            self._host_stacks.left_out = 0
+            reason = "their stacks: a recording keeps 131,072 different ones"
+            losses.append(Loss(HOST_SAMPLE, left_out, self._polled_ns, now_ns, reason))
         self._polled_ns = now_ns
         return losses
 
@@ -761,6 +788,8 @@ class ProbeAttachment(Attachment):
         self.stop()
         self._probing.close()
         self._drain.close()
+        if self._host_stacks is not None:
+            self._host_stacks.close()
         self._maps.close()
 
     def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int]) -> bytes:
@@ -819,11 +848,28 @@ def _close_in_background(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
+def _attached(programs: Mapping[str, bytes], plan: Plan, notify: Notify) -> ProbeAttachment:
+    """Attach all of a plan, without stacks where the kernel refuses their programs. Raises
+    CaptureUnavailable.
+    """
+    try:
+        return ProbeAttachment(programs, plan, notify)
+    except CaptureUnavailable as error:
+        others = tuple(layer for layer in plan.layers if layer != HOST_SAMPLE)
+        if len(others) == len(plan.layers) or not others:
+            raise
+        own = tuple(layer for layer in plan.own if layer != HOST_SAMPLE)
+        attachment = ProbeAttachment(programs, replace(plan, layers=others, own=own), notify)
+        attachment.missing[HOST_SAMPLE] = error.message
+        notify(f"no {HOST_SAMPLE} layer: {error.message}")
+        return attachment
+
+
 class BccEngine:
     """Compiles the programs with BCC when a capture starts."""
 
     name = "bcc"
-    layers = frozenset(RECORDED_LAYERS)
+    layers = frozenset((*RECORDED_LAYERS, HOST_SAMPLE))
 
     def check(self) -> str:
         """Return BCC's version. Raises CaptureUnavailable."""
@@ -831,14 +877,14 @@ class BccEngine:
         return str(getattr(import_bcc(), "__version__", "unknown"))
 
     def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
-        return ProbeAttachment(compiled(platform.machine()), plan, notify)
+        return _attached(compiled(platform.machine()), plan, notify)
 
 
 class PrebuiltEngine:
     """Loads the bytecode that tracepipe ships, for hosts without BCC."""
 
     name = "prebuilt"
-    layers = frozenset(RECORDED_LAYERS)
+    layers = frozenset((*RECORDED_LAYERS, HOST_SAMPLE))
 
     def check(self) -> str:
         """Return the compiler that made the bytecode. Raises CaptureUnavailable."""
@@ -847,7 +893,7 @@ class PrebuiltEngine:
 
     def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
         programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
-        return ProbeAttachment(
+        return _attached(
             {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify
         )
 

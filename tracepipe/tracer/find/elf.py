@@ -32,6 +32,7 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _SHT_SYMTAB, _SHT_DYNSYM = 2, 11
 _SHT_NOBITS = 8
 _EM_CUDA = 190
+_STT_OBJECT = 1
 _STT_FUNC = 2  # not STT_GNU_IFUNC (10), which is a resolver, not the function
 _SHN_LORESERVE = 0xFF00  # values from here on are not section indexes
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
@@ -181,6 +182,55 @@ class Elf:
                 texts = self._names(self._sections[table.link], names, _NAME_BYTES)
                 found += zip(texts, addresses, strict=True)
         return found
+
+    def symbols(self) -> list[tuple[int, int, str]]:
+        """Start, end and name of each function of the file, in the order of their starts; of several at one
+        start the first.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        texts: dict[int, str] = {}
+        with self._damage("symbol table"):
+            for table in self._symbol_tables(_SHT_DYNSYM, _SHT_SYMTAB):
+                for name, info, _, index, address, size in self._rows(
+                    _SYM, table.offset, table.size // _SYM.size
+                ):
+                    if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address and size:
+                        found.setdefault(address, (address + size, name))
+                new = [address for address in found if address not in texts]
+                names = self._names(
+                    self._sections[table.link], [found[address][1] for address in new], _LONG_NAME_BYTES
+                )
+                texts.update(zip(new, names, strict=True))
+        return [(address, found[address][0], texts[address]) for address in sorted(found)]
+
+    def build_id(self) -> str:
+        """The build id, in hexadecimal; "" if it has none."""
+        note = self.sections.get(".note.gnu.build-id")
+        content = self.contents(note) if note is not None and note.size <= _NAME_BYTES else b""
+        # Elf64_Nhdr: size of the name, size of the id, type; "GNU" and a NUL
+        return content[16 : 16 + int.from_bytes(content[4:8], "little")].hex()
+
+    def data_symbol(self, name: str) -> int | None:
+        """The address of an object of the file; None if it has none of that name."""
+        with self._damage("symbol table"):
+            for table in self._symbol_tables(_SHT_DYNSYM, _SHT_SYMTAB):
+                strings, places = self.contents(self._sections[table.link]), set[int]()
+                place = strings.find(text := name.encode() + b"\0")
+                while place >= 0:  # it may be the end of longer names too
+                    places.add(place)
+                    place = strings.find(text, place + 1)
+                for row in self._rows(_SYM, table.offset, table.size // _SYM.size):
+                    if row[0] in places and row[1] & 15 == _STT_OBJECT and row[3]:
+                        return row[4]
+        return None
+
+    def address_at(self, offset: int) -> int:
+        """The address of the byte at a file offset; the inverse of `file_offset`. Raises InputError."""
+        for segment in self._loaded:
+            # The first page of a segment has the end of the one before too.
+            if segment.offset & ~0xFFF <= offset < segment.offset + segment.size:
+                return offset - segment.offset + segment.address
+        raise InputError(f"offset {offset:#x} is in no segment", "Install it again.", path=self.path)
 
     def file_offset(self, address: int) -> int:
         """The file offset of the byte at `address`. Raises InputError if it is not in the file."""

@@ -18,7 +18,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 
 from tracepipe.event.vocabulary import state_text
-from tracepipe.hooks.hook import NAMING_EFFECTS, Probe
+from tracepipe.hooks.hook import HOST_SAMPLE, NAMING_EFFECTS, Probe
 from tracepipe.tracer.engines.engine import Chunk, ThreadStore
 from tracepipe.tracer.machine.processes import comm_of
 from tracepipe.tracer.records.effects import Effects
@@ -636,9 +636,8 @@ class LiveSink(ThreadStore):
 
     def begin(self, plan: Plan, start_ns: int) -> None:
         syscalls = SYSCALLS.get(platform.machine(), {})
-        self._totals = Totals(
-            map(function_of, plan.probes), syscalls, start_ns, plan.layers, values=plan.values
-        )
+        layers = tuple(layer for layer in plan.layers if layer != HOST_SAMPLE)  # their stacks are in the file
+        self._totals = Totals(map(function_of, plan.probes), syscalls, start_ns, layers, values=plan.values)
         super().begin(plan, start_ns)
 
     def put(self, item: Chunk | Loss) -> None:

@@ -40,6 +40,14 @@ class Thread(NamedTuple):
     pid: int
 
 
+def online_processors() -> list[int]:
+    """The numbers of the processors that run now."""
+    parts = (
+        part.split("-") for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(",")
+    )
+    return [number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)]
+
+
 def own_namespace() -> tuple[int, int] | None:
     """Device and inode of this pid namespace; None for the initial one, whose ids are the kernel's."""
     status = (_PROC / "self/ns/pid").stat()

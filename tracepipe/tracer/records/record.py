@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tracepipe.errors import OutputError
+from tracepipe.hooks.hook import HOST_SAMPLE
 
 RECORD = struct.Struct("<8xQIIIBBHQQQQ")
 RECORD_BYTES = RECORD.size
@@ -39,10 +40,12 @@ NUMBER_AND_KIND = struct.Struct("<24xIB35x")
     THREAD_IDS,
     WINDOW,
     THREAD_END,
-) = range(1, 18)
+    ON_CPU_SAMPLE,
+    FRAMES,
+) = range(1, 20)
 
-# The order of the counters of losses. The last but one counts threads that were not followed, whose events
-# may be of any layer. The last counts wakeups and migrations for which the kernel ran no program.
+# The order of the counters of losses. The one without a name counts threads that were not followed, whose
+# events may be of any layer. The last counts wakeups and migrations for which the kernel ran no program.
 DROP_LAYERS: tuple[str | None, ...] = (
     "userspace",
     "syscall",
@@ -52,6 +55,7 @@ DROP_LAYERS: tuple[str | None, ...] = (
     "transfer",
     "hook",
     None,
+    HOST_SAMPLE,
     "scheduler",
 )
 UNSEEN = len(DROP_LAYERS) - 1
@@ -64,11 +68,12 @@ LAYER_OF_KIND = {
     SWITCH_IN: "scheduler",
     WAKEUP: "scheduler",
     MIGRATE: "scheduler",
+    ON_CPU_SAMPLE: HOST_SAMPLE,
 }
 """The other kinds that become events, and their layer."""
 UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch
 _KIND_AT = 28
-_NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW, THREAD_END})
+_NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW, THREAD_END, FRAMES})
 _TEXT_BYTES = 32
 OF_WINDOWS = 0xFFFF
 """The processor number of TEXT records that name a window, as no thread made them."""

@@ -6,12 +6,13 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-from tracepipe.event.vocabulary import RUNNING, state_text
-from tracepipe.hooks.hook import Probe
+from tracepipe.event.vocabulary import OFF_CPU, ON_CPU, PREEMPTED, RUNNING, SAMPLED, state_text
+from tracepipe.hooks.hook import HOST_SAMPLE, Probe
 from tracepipe.hooks.slots import Texts
 from tracepipe.tracer.records.calls import Calls, teller
-from tracepipe.tracer.records.line import BEGAN_AT, BEGAN_BEFORE, COMM, Head, Lines, Where, joined
+from tracepipe.tracer.records.line import BEGAN_AT, BEGAN_BEFORE, COMM, STACK, Head, Lines, Where, joined
 from tracepipe.tracer.records.record import (
     CALL_ENTER,
     CALL_RETURN,
@@ -21,6 +22,7 @@ from tracepipe.tracer.records.record import (
     MIGRATE,
     MORE,
     OF_WINDOWS,
+    ON_CPU_SAMPLE,
     RECORD,
     SERVED,
     SWITCH_IN,
@@ -41,12 +43,22 @@ from tracepipe.tracer.records.unrendered import Carried, RecordCarry, kinds_and_
 
 _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
 _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
+_PREEMPTED = 0x100  # in prev_state
 _BEGAN_BEFORE = '"began":"before the window"'
 _ENDED_AFTER = '"ended":"after the window"'
 _OPEN_CALLS_MAX = 512
 """The most open calls of a thread; deeper ones were left by a jump (longjmp), and did not return."""
 _NOT_REPORTED = '"prev_state":"not reported"'
 _BEGIN_NOT_REPORTED = '"began":"not reported"'
+
+
+class HostStackNumbers(Protocol):
+    """What is known of the stacks that records refer to. `is_alone`: the scheduler's events make no lines."""
+
+    is_alone: bool
+
+    def record_of(self, number: int) -> dict[str, Any] | None:
+        """The record of a stack, with its id in the file; None where it is not known."""
 
 
 class RecordRenderer:
@@ -66,8 +78,13 @@ class RecordRenderer:
         start_ns: int = 0,
         names: Mapping[int, str] | None = None,
         causes: Sequence[str] = (),
+        host_stacks: HostStackNumbers | None = None,
     ) -> None:
         self._probes = probes
+        self._stacks = host_stacks
+        self._with_scheduler = host_stacks is None or not host_stacks.is_alone
+        self._off: dict[int, tuple[Head, Where]] = {}
+        self._written: set[int] = set()
         self._causes, self._windows = causes, 0
         self._window_name: dict[str, str] = {}
         self._is_open = not causes
@@ -78,6 +95,8 @@ class RecordRenderer:
         self._syscall_arguments = {n: syscall_arguments(name) for n, name in syscalls.items()}
         self._switch_in = Head("scheduler", RUNNING, "B")
         self._switch_out = Head("scheduler", RUNNING, "E")
+        self._samples = [Head(HOST_SAMPLE, name, "I") for name in (ON_CPU, SAMPLED)]
+        self._waits, self._preempted = (Head(HOST_SAMPLE, name, "B") for name in (OFF_CPU, PREEMPTED))
         self._wakeup = Head("scheduler", "wakeup", "I")
         self._migrate = Head("scheduler", "migrate", "I")
         self._states = Texts(lambda state: f'"prev_state":"{state_text(state)}"')
@@ -147,6 +166,8 @@ class RecordRenderer:
                 head, args = self._switch_out, self._states[a0]
                 if a1 == UNREPORTED:
                     args = f"{args},{_BEGIN_NOT_REPORTED}"
+            elif kind == ON_CPU_SAMPLE:
+                head, args = self._samples[min(a1, 1)], ""
             elif kind == WAKEUP:
                 # A thread outside of the namespace is 0, as the kernel shows it too.
                 by_tid = ids.get(number, (0, 0))[1] if ids else number
@@ -166,18 +187,50 @@ class RecordRenderer:
                     self._forget(tid)
                 continue
             pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
-            if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
+            is_drawn = kind not in _SWITCHES or self._with_scheduler
+            if is_drawn and kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
                 self._continue(lines, kind, ts_ns, tid, a1, head, (pid, shown_tid, cpu))
-            if tid in unwritten:
-                add(ts_ns, head, pid, shown_tid, cpu, args, COMM % unwritten.pop(tid))
-            else:
-                add(ts_ns, head, pid, shown_tid, cpu, args)
+            comm = COMM % unwritten.pop(tid) if tid in unwritten else ""
+            if is_drawn:
+                more = comm + self._stack(lines, a0) if kind == ON_CPU_SAMPLE else comm
+                add(ts_ns, head, pid, shown_tid, cpu, args, more)
+                comm = ""
+            if self._stacks is not None and kind in _SWITCHES:
+                self._add_off(lines, kind, ts_ns, tid, (a0, a2), (pid, shown_tid, cpu), comm)
             if kind == SWITCH_OUT:
                 if a0 & ENDED:
                     self._forget(tid)
             elif kind == CALL_RETURN and number in calls.effective:
                 calls.effect(lines, ts_ns, tid, (pid, shown_tid, cpu), number, a0, a1)
         return lines
+
+    def _stack(self, lines: Lines, number: int) -> str:
+        """The field of an event that refers to a stack, whose line is added if it is new."""
+        record = None if self._stacks is None else self._stacks.record_of(number)
+        if record is None:
+            return ""
+        if record["id"] not in self._written:
+            self._written.add(record["id"])
+            lines.record(record)
+        return str(STACK % record["id"])
+
+    def _add_off(
+        self, lines: Lines, kind: int, ts_ns: int, tid: int, words: tuple[int, int], where: Where, comm: str
+    ) -> None:
+        """Add the line where a thread leaves its processor, with its stack there, or gets one again."""
+        state, word = words
+        left = self._off.pop(tid, None)
+        if kind == SWITCH_IN and left is not None:
+            by_tid = self._ids.get(word - 1, (0, word - 1 if not self._ids else 0))[1]
+            lines.event(ts_ns, left[0], *where, f'"woken_by_tid":{by_tid}' if word else "", comm)
+        elif kind == SWITCH_OUT:
+            if left is not None:  # the switch between was not reported
+                lines.event(ts_ns, left[0], *where, '"ended":"not reported"')
+            if not state & ENDED:
+                head = self._waits if state and not state & _PREEMPTED else self._preempted
+                self._off[tid] = head.ended(), where
+                more = comm + self._stack(lines, word)
+                lines.event(ts_ns, head, *where, f'"state":"{state_text(state)}"', more)
 
     def counts(self, chunk: bytes) -> dict[str, int]:
         counts: Counter[str] = Counter()
@@ -243,7 +296,10 @@ class RecordRenderer:
             for thread_where in self._running.values():
                 lines.event(ts_ns, self._switch_out, *thread_where, _ENDED_AFTER)
             self._in_calls.clear()
+            for head, left_where in self._off.values():
+                lines.event(ts_ns, head, *left_where, _ENDED_AFTER)
             self._running.clear()
+            self._off.clear()
             self._calls.effects.forget()  # no thread is in a call that was seen
         self._in_syscall.clear()  # also at the begin: threads may have entered one since they were found
         record = {"ts_ns": ts_ns, "type": "window", "window": self._windows, "phase": "B" if begins else "E"}
@@ -271,7 +327,14 @@ class RecordRenderer:
 
     def _forget(self, tid: int) -> None:
         """Forget a thread that has ended: in a capture of days, millions of threads end."""
-        for kept in (self._in_calls, self._names, self._unwritten_names, self._in_syscall, self._running):
+        for kept in (
+            self._in_calls,
+            self._names,
+            self._unwritten_names,
+            self._in_syscall,
+            self._running,
+            self._off,
+        ):
             kept.pop(tid, None)
         self._calls.forget(tid)
         self._calls.kernels.forget(tid)
