@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import orjson
 
-from tracepipe.event.checks import RecordCheck, long_texts
+from tracepipe.event.checks import first_fault, long_texts
 from tracepipe.event.columns import NONE, Bools, Events, Int32s, Int64s, Texts, distinct
 from tracepipe.event.model import OTHERS, cut_text
 from tracepipe.event.shape import TEXTS, Shape, ShapeColumn, shape_of
@@ -322,13 +322,13 @@ class NativeTables(Tables):
         if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
             raise MemoryError
 
-    def parse_shapes(self, check: RecordCheck) -> bool:
+    def parse_shapes(self) -> bool:
         """Parse the new shapes. Return whether any of them is not of an event."""
         bad = False
         for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
             record = orjson.loads(self._text(_SHAPES, number))
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
-            good = good and not check.fault(record) and record["type"] not in OTHERS
+            good = good and not first_fault(record) and record["type"] not in OTHERS
             good = good and not long_texts(record)  # these are cut, with a problem
             self.shapes.append(self.long_names.shape(shape_of(record)) if good else None)
             bad = bad or not good
