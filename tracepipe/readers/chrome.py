@@ -48,9 +48,7 @@ of other tools: all categories              hook, the layer `events`: they nest 
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -80,7 +78,7 @@ from tracepipe.event.tables import LongNames, packed
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
 from tracepipe.mangled_names import demangled
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned, seed
 from tracepipe.readers import ftrace_text, xla_events
 from tracepipe.readers.ids import (
     LAUNCHES,
@@ -995,10 +993,7 @@ class NativeChromeEvents(ChromeEvents):
         self._core = core
         self._sorted = NativeSortedRows(core)
         self.rows = self._sorted
-        self._known = core.tp_events_new(int.from_bytes(os.urandom(8), "little"))
-        if not self._known:
-            raise MemoryError
-        weakref.finalize(self, core.tp_events_free, self._known)
+        self._known = owned(self, core.tp_events_new(seed()), core.tp_events_free)
         self._kinds_count = 0
         self._rules: dict[tuple[tuple[str, str | None], ...], tuple[int, int]] = {}
         """The first place of some rules, and the place after them."""
@@ -1016,11 +1011,8 @@ class NativeChromeEvents(ChromeEvents):
         to = self._times.ctypes.data, why.ctypes.data
         at, count = 0, len(batch.starts)
         while True:
-            at = self._core.tp_events_take(
-                self._known, self._sorted.at, batch.text, starts, ends, at, count, *to
-            )
-            if at < 0:
-                raise MemoryError
+            refs = self._known, self._sorted.at, batch.text, starts, ends, at, count, *to
+            at = checked(self._core.tp_events_take(*refs))
             if at == count:
                 break
             if why[0] == _FULL:
@@ -1057,8 +1049,7 @@ class NativeChromeEvents(ChromeEvents):
                 texts = row.first, packed(kind.ahead)[1:-1], flow
         sizes = (ctypes.c_int64 * len(texts))(*map(len, texts))
         pointers = (ctypes.c_char_p * len(texts))(*texts)
-        if self._core.tp_events_kind(self._known, what, has_launch, *rules, pointers, sizes) < 0:
-            raise MemoryError
+        checked(self._core.tp_events_kind(self._known, what, has_launch, *rules, pointers, sizes))
         self._kinds_count += 1
 
     def _places_of(self, rules: Rules) -> tuple[int, int]:
@@ -1069,9 +1060,7 @@ class NativeChromeEvents(ChromeEvents):
             for old, new in key:
                 texts = packed(old), packed(new) if new is not None else b""
                 sized = (part for text in texts for part in (text, len(text)))
-                self._rules_count = self._core.tp_events_rule(self._known, *sized)
-                if self._rules_count < 0:
-                    raise MemoryError
+                self._rules_count = checked(self._core.tp_events_rule(self._known, *sized))
             places = self._rules[key] = start, self._rules_count
         return places
 

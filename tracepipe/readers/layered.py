@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import re
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -49,7 +47,7 @@ from tracepipe.event.model import (
 from tracepipe.event.tables import LONG_NAME, LongNames, NativeTables
 from tracepipe.event.vocabulary import COPY_KINDS, direction_named
 from tracepipe.hooks.ioctl import decode_command
-from tracepipe.native import checked, library
+from tracepipe.native import checked, library, owned, seed
 from tracepipe.native.signatures import LayeredRows
 from tracepipe.readers.bpftrace_records import (
     NO_TIME,
@@ -619,10 +617,7 @@ class NativeLines:
 
     def __init__(self, core: ctypes.CDLL, lines: LayeredLines, tables: NativeTables) -> None:
         self._core, self._lines, self._tables = core, lines, tables
-        self._state = core.tp_layered_new(int.from_bytes(os.urandom(8), "little"))
-        if not self._state:
-            raise MemoryError
-        weakref.finalize(self, core.tp_layered_free, self._state)
+        self._state = owned(self, core.tp_layered_new(seed()), core.tp_layered_free)
         self._events: dict[bytes, _Event | None] = {}
         self._stems: list[Record | None] = []
         # By stem; the last is of rows without one.

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import re
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +34,7 @@ import orjson
 from tracepipe.event.columns import Bools, Int32s, Int64s, Texts
 from tracepipe.event.model import FLOW_LIMIT, TIME_LIMIT_NS, Record, cut_text
 from tracepipe.event.tables import packed
-from tracepipe.native import checked, owned
+from tracepipe.native import checked, owned, seed, text_of
 from tracepipe.native.signatures import OrderMade, OrderRows
 from tracepipe.readers.ids import flow_number
 from tracepipe.readers.perfetto_sched import ThreadsInOrder
@@ -948,7 +947,7 @@ class NativeOrdered(Ordered):
     def __init__(self, tracks: Tracks, submissions: Submissions, core: ctypes.CDLL) -> None:
         super().__init__(tracks, submissions)
         self._core = core
-        made = core.tp_order_new(int.from_bytes(os.urandom(8), "little"), self._open_max)
+        made = core.tp_order_new(seed(), self._open_max)
         self._at = owned(self, made, core.tp_order_free)
         self._numbers: dict[bytes, int] = {}
         """The numbers of keys by first texts, and then what each is."""
@@ -981,13 +980,10 @@ class NativeOrdered(Ordered):
                 first = rows.firsts[int(rows.first[at])]
                 keys[rows.first[at]] = self._numbers[first] = self._new_key(first, int(rows.ts_ns[at]))
             elif why == _NEW_VARIANT:
-                text = ctypes.c_void_p()
-                size = core.tp_order_part(self._at, ctypes.byref(text))
                 key = self._described[of][0]
                 assert isinstance(key, tuple)
-                checked(
-                    core.tp_order_set_variant(self._at, self._describe(key, ctypes.string_at(text, size)))
-                )
+                variant = self._describe(key, text_of(core.tp_order_part, self._at))
+                checked(core.tp_order_set_variant(self._at, variant))
             elif why == _NEW_RECORD:
                 core.tp_order_set_record(self._at, of, slot, self._record_number(self._record_of(of, slot)))
             elif why == _FOREIGN:

@@ -28,7 +28,6 @@ processor of v52 does.
 from __future__ import annotations
 
 import ctypes
-import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
@@ -40,7 +39,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tracepipe.event.model import TIME_LIMIT_NS
-from tracepipe.native import checked, library, owned
+from tracepipe.native import checked, library, owned, seed
 from tracepipe.readers.sorted_rows import NativeSortedRows
 from tracepipe.readers.wire_fields import BYTES, VARINT, signed, tagged, varints
 
@@ -533,9 +532,7 @@ class NativePackets:
         core = library()
         assert core is not None
         self.core, self._rows, self._clocks = core, rows, clocks
-        self.at = owned(
-            self, core.tp_packets_new(int.from_bytes(os.urandom(8), "little")), core.tp_packets_free
-        )
+        self.at = owned(self, core.tp_packets_new(seed()), core.tp_packets_free)
         self.shared = _Shared.from_address(core.tp_packets_state(self.at))
         self._stated: dict[int, _Stated] = {}
         self._asked = np.zeros(4, np.int64)

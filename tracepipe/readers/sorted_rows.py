@@ -13,7 +13,6 @@ import itertools
 import marshal
 import os
 import tempfile
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from tracepipe.event.model import Problem, cut_text
 from tracepipe.event.shape import TEXTS, shape_of
 from tracepipe.event.tables import new_tables, packed
 from tracepipe.event.warps import Others
-from tracepipe.native import library
+from tracepipe.native import library, owned, seed, text_of
 from tracepipe.native.signatures import SortedColumns
 
 
@@ -321,12 +320,8 @@ class NativeSortedRows(SortedRows):
     def __init__(self, core: ctypes.CDLL) -> None:
         super().__init__()
         self._core = core
-        self.at = core.tp_sorted_new(
-            int.from_bytes(os.urandom(8), "little"), NATIVE_RUN_ROWS, NATIVE_RUN_BYTES
-        )
-        if not self.at:
-            raise MemoryError
-        weakref.finalize(self, core.tp_sorted_free, self.at)
+        made = core.tp_sorted_new(seed(), NATIVE_RUN_ROWS, NATIVE_RUN_BYTES)
+        self.at = owned(self, made, core.tp_sorted_free)
 
     def add(self, row: SortedRow) -> None:
         *numbers, first, second = row
@@ -383,9 +378,7 @@ class NativeSortedRows(SortedRows):
             yield Rows(ts_ns, rank, dur_ns, number, first[:count].copy(), firsts, second)
 
     def _texts(self, which: int, ends: Int64s) -> Texts:
-        there = ctypes.c_void_p()
-        size = self._core.tp_sorted_texts(self.at, which, ctypes.byref(there))
-        return Texts(ctypes.string_at(there, size) if size else b"", ends)
+        return Texts(text_of(self._core.tp_sorted_texts, self.at, which), ends)
 
     @staticmethod
     def _good(result: int) -> int:

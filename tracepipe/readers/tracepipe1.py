@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, cast
 
@@ -62,7 +61,7 @@ from tracepipe.event.warps import (
     joined_optional,
     places_of,
 )
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned, text_of
 from tracepipe.native.signatures import Columns, WarpLines
 from tracepipe.readers.recording import (
     BOM,
@@ -184,11 +183,8 @@ class NativeLines:
         parts, index = [], []
         while done.value <= len(text):
             out = ctypes.byref(self._view), ctypes.byref(indices)
-            count = self._core.tp_read_lines(
-                self._tables.reader, text, len(text), ctypes.byref(done), *out, _ROOM
-            )
-            if count < 0:
-                raise MemoryError
+            refs = self._tables.reader, text, len(text), ctypes.byref(done), *out, _ROOM
+            count = checked(self._core.tp_read_lines(*refs))
             parts.append([column[:count].copy() for column in self._columns])
             index.append((self._index[:count].copy() if indices.value else None, count))
             if indices.value:
@@ -271,10 +267,7 @@ class NativeWarpLines:
 
     def __init__(self, core: ctypes.CDLL) -> None:
         self._core = core
-        self._batch = core.tp_batch_new()
-        if not self._batch:
-            raise MemoryError
-        weakref.finalize(self, core.tp_batch_free, self._batch)
+        self._batch = owned(self, core.tp_batch_new(), core.tp_batch_free)
         self._known: dict[bytes, tuple[Record, list[str]] | None] = {}
         """By the text of a launch: its record and the names of its ranges; None where the line is bad."""
 
@@ -295,8 +288,7 @@ class NativeWarpLines:
         out = WarpLines(*(column.ctypes.data for column in (is_read, ts_ns, launch, end, counts)))
         columns = at.ctypes.data, size.ctypes.data, ctypes.byref(out)
         self._core.tp_batch_read(self._batch, text, lines, *columns)
-        texts = ctypes.c_void_p()
-        there = ctypes.string_at(texts, self._core.tp_batch_rest(self._batch, ctypes.byref(texts)))
+        there = text_of(self._core.tp_batch_rest, self._batch)
         values = []
         for place in range(len(WARP_COLUMNS)):
             column = ctypes.c_void_p()
