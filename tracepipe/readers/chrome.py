@@ -1344,7 +1344,7 @@ class ChromePairs:
         self._count = 0
         self._ranges: dict[_Key, RangeNumbers] = {}
         self._range_of: dict[_Key, tuple[int, RangeNumbers]] = {}
-        self._parsed = Cache[bytes, dict[str, Any]]()
+        self._stated = Cache[bytes, dict[str, Any]](lambda text: (orjson.loads(text), len(text)))
         self._texts = TextFile()
         self.unclosed = self.no_begin = 0
 
@@ -1379,12 +1379,8 @@ class ChromePairs:
                 number, ranges = self._range_of.pop(key)
                 ranges.free(number)
 
-    def _stated(self, text: bytes) -> dict[str, Any]:
-        stated = self._parsed.get(text)
-        return stated if stated is not None else self._parsed.keep(text, orjson.loads(text), len(text))
-
     def _add(self, row: SortedRow) -> None:
-        ts_ns, stated, args = row.ts_ns, self._stated(row.first), row.second
+        ts_ns, stated, args = row.ts_ns, self._stated[row.first], row.second
         key, phase, name = tuple(stated["key"]), stated["phase"], _name_of(stated)
         opened = self._open.setdefault(key, _Opened())
         if phase in "Bb":
@@ -1422,7 +1418,7 @@ class ChromePairs:
         """Add a slice from a begin to its end."""
         self._count -= 1
         self.unclosed += unclosed
-        stated = self._stated(self._texts.text(begin.stated))
+        stated = self._stated[self._texts.text(begin.stated)]
         fields, launch = stated["fields"], stated["launch"]
         record = {**fields, "name": fields.get("name") or stated.get("name", "no name")}
         if key in self._range_of:
@@ -1511,6 +1507,14 @@ _Thread = tuple[Any, ...]
 _PLACE: Final = ("type", "layer", "domain", "pid", "tid", "gpu", "stream", "range")
 
 
+def _place_of(first: bytes, of_thread: tuple[str, ...]) -> tuple[tuple[_Thread, bytes, str, bool], int]:
+    """The thread of a record, its place, its phase, and whether it belongs to the next slice."""
+    record = orjson.loads(first)
+    thread = tuple(map(record.get, of_thread))
+    place = packed({key: record[key] for key in _PLACE if key in record})
+    return (thread, place, record["phase"], record.get("is_next", False)), len(first)
+
+
 class FlowSlices:
     """Adds to `bound` a flow for each two ends that belong together. An end belongs to the innermost slice
     that is open at that time, or to the next one of the thread, or of the layer with `by_layer`. Both come
@@ -1523,8 +1527,10 @@ class FlowSlices:
 
     def __init__(self, bound: SortedRows, *, by_layer: bool) -> None:
         self._bound = bound
-        self._of_thread = ("pid", "tid", "gpu", "stream") + (("layer", "domain", "range") if by_layer else ())
-        self._places = Cache[bytes, tuple[_Thread, bytes, str, bool]]()
+        of_thread = ("pid", "tid", "gpu", "stream") + (("layer", "domain", "range") if by_layer else ())
+        self._places = Cache[bytes, tuple[_Thread, bytes, str, bool]](
+            lambda first: _place_of(first, of_thread)
+        )
         self._open: dict[_Thread, list[_Around]] = {}
         self._waiting: dict[_Thread, list[tuple[SortedRow, _FlowEnd | None]]] = {}
         """The ends that wait for the next slice of a thread, and where their flows were last."""
@@ -1537,19 +1543,9 @@ class FlowSlices:
         self.alone = 0
         """Ends in slices that have no other end: nothing is drawn of them."""
 
-    def _place(self, first: bytes) -> tuple[_Thread, bytes, str, bool]:
-        """The thread of a record, its place, its phase, and whether it belongs to the next slice."""
-        if (known := self._places.get(first)) is None:
-            record = orjson.loads(first)
-            thread = tuple(map(record.get, self._of_thread))
-            place = packed({key: record[key] for key in _PLACE if key in record})
-            is_next = record.get("is_next", False)
-            known = self._places.keep(first, (thread, place, record["phase"], is_next), len(first))
-        return known
-
     def add(self, row: SortedRow) -> None:
         """Add a slice."""
-        thread, place, _, _ = self._place(row.first)
+        thread, place, _, _ = self._places[row.first]
         around = _Around(row.ts_ns, row.dur_ns, place)
         for flow, start in self._waiting.pop(thread, ()):
             self._waiting_bytes -= len(flow.first) + len(flow.second)
@@ -1564,7 +1560,7 @@ class FlowSlices:
 
     def add_mark(self, row: SortedRow) -> None:
         """Add an instant, to which flows of the same time belong."""
-        thread, _, _, _ = self._place(row.first)
+        thread, _, _, _ = self._places[row.first]
         if len(self._marks) >= _MARKS_MAX:
             self._marks.clear()
         self._marks[thread] = row.ts_ns, orjson.loads(row.first)["name"]
@@ -1580,7 +1576,7 @@ class FlowSlices:
 
     def add_flow(self, row: SortedRow) -> None:
         """Add the end of a flow. If it has a length, it is that of its slice."""
-        thread, place, _, is_next = self._place(row.first)
+        thread, place, _, is_next = self._places[row.first]
         if row.rank == SLICE:
             self._add_end(_FlowEnd(row, _Around(row.ts_ns, row.dur_ns, place)))
             return
@@ -1606,7 +1602,7 @@ class FlowSlices:
             self._leave(end)
 
     def _add_end(self, end: _FlowEnd) -> None:
-        number, (_, _, phase, _) = end.row.number, self._place(end.row.first)
+        number, (_, _, phase, _) = end.row.number, self._places[end.row.first]
         start = self._starts.pop(number, None)
         self._starts_bytes -= 0 if start is None else start.size_bytes
         if phase == "s" and start is not None:
@@ -1637,7 +1633,7 @@ class FlowSlices:
         self.alone += end.around is not None and not end.used
         if end.around is None and not end.used:
             self._count += 1
-            self._draw(end, self._place(end.row.first)[2], flow_number("bound", self._count))
+            self._draw(end, self._places[end.row.first][2], flow_number("bound", self._count))
 
     def _draw(self, end: _FlowEnd, phase: str, flow: int) -> None:
         """Add a row for the end of a flow. It follows that of its slice."""

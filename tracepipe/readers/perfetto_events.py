@@ -385,7 +385,7 @@ class TrackEvents:
         self._core = core
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
-        self._firsts = Cache[tuple[Any, ...], bytes]()
+        self._firsts = Cache[tuple[Any, ...], bytes](lambda key: (first := packed(key), len(first)))
         self._last: dict[int, tuple[int, int, bool]] = {}
         """By track: the time and the rank of its last event, and whether it was a whole slice."""
 
@@ -572,11 +572,7 @@ class TrackEvents:
         number: int = 0,
         rank: int = SLICE,
     ) -> None:
-        first = self._firsts.get(key)
-        if first is None:
-            first = packed(key)
-            self._firsts.keep(key, first, len(first))
-        self._rows.add(SortedRow(ts_ns, rank, dur_ns, number, first, second))
+        self._rows.add(SortedRow(ts_ns, rank, dur_ns, number, self._firsts[key], second))
 
     def _interned(self, table: int, iid: int, sequence: Sequence) -> str:
         name = sequence.text_of(table, iid)
@@ -717,6 +713,18 @@ _Row = tuple[int, int, int, bytes, bytes]
 """Time, length, flow, record and arguments."""
 
 
+def _stated(first: bytes, tracks: Tracks) -> tuple[Key | Record, bytes]:
+    """What a first text states, and that text with the numbers of processors and GPUs."""
+    stated = orjson.loads(first)
+    if not isinstance(stated, dict):
+        return tuple(stated), first
+    if "gpu" in stated:
+        stated["gpu"] = tracks.gpu(stated["gpu"])
+    elif stated["type"] == "loss" and "cpu" in stated:
+        stated["cpu"] = tracks.cpu(stated["cpu"])
+    return stated, packed(stated)
+
+
 class Ordered:
     """Reads rows in the order of time. `counted` counts what could not be used."""
 
@@ -735,18 +743,16 @@ class Ordered:
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
         """The losses among the rows that were taken."""
-        self._keys = Cache[bytes, tuple[Key | Record, bytes]]()
+        self._keys = Cache[bytes, tuple[Key | Record, bytes]](
+            lambda first: (_stated(first, tracks), 2 * len(first))
+        )
         self._records = Cache[tuple[str, int, str, bool, bool], bytes]()
 
     def events(self, rows: Rows) -> Rows:
         """The rows of events for these rows."""
         made: list[_Row] = []
         for ts_ns, _, dur_ns, number, first, second in rows:
-            both = self._keys.get(first)
-            if both is None:
-                both = self._stated(first)
-                self._keys.keep(first, both, 2 * len(first))
-            key, first = both
+            key, first = self._keys[first]
             if isinstance(key, dict):
                 made += self._rows_of(key, (ts_ns, dur_ns, number, first, second))
                 continue
@@ -788,17 +794,6 @@ class Ordered:
                 record, second = begun(orjson.loads(record), second)
             made.append((ts_ns, dur_ns, number if has_launch else 0, record, second))
         return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
-
-    def _stated(self, first: bytes) -> tuple[Key | Record, bytes]:
-        """What a first text states, and that text with the numbers of processors and GPUs."""
-        stated = orjson.loads(first)
-        if not isinstance(stated, dict):
-            return tuple(stated), first
-        if "gpu" in stated:
-            stated["gpu"] = self._tracks.gpu(stated["gpu"])
-        elif stated["type"] == "loss" and "cpu" in stated:
-            stated["cpu"] = self._tracks.cpu(stated["cpu"])
-        return stated, packed(stated)
 
     def _rows_of(self, record: Record, row: _Row) -> list[_Row]:
         """The rows for the row of a record, which has its thread or stream."""
@@ -1030,7 +1025,7 @@ class NativeOrdered(Ordered):
 
     def _new_key(self, first: bytes, ts_ns: int) -> int:
         """The number of a new key, or of one that has another track from a time on."""
-        key, text = self._stated(first)
+        key, text = _stated(first, self._tracks)
         self._bytes += len(first)
         if isinstance(key, dict):
             return self._add_key(_RECORD, 0, 0, (key, text))

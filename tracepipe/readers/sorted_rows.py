@@ -13,7 +13,7 @@ import itertools
 import marshal
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import merge
@@ -398,11 +398,18 @@ V = TypeVar("V")
 
 
 class Cache(dict[K, V]):
-    """Remembers what was made of a key. It is emptied when it is full."""
+    """Remembers what was made of a key, by `make` where that returns it with the size of its text. It is
+    emptied when it is full.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[K], tuple[V, int]] | None = None) -> None:
         super().__init__()
-        self._size_bytes = 0
+        self._make, self._size_bytes = make, 0
+
+    def __missing__(self, key: K) -> V:
+        if self._make is None:
+            raise KeyError(key)
+        return self.keep(key, *self._make(key))
 
     def keep(self, key: K, value: V, size_bytes: int) -> V:
         """Keep what was made of a key, with the size of its text."""
@@ -421,8 +428,10 @@ class SortedEvents:
 
     def __init__(self, rows: SortedRows | None = None) -> None:
         self.rows = row_sorter() if rows is None else rows
-        self.tables = new_tables()
-        self._shapes = Cache[bytes, int]()
+        self.tables = tables = new_tables()
+        self._shapes = Cache[bytes, int](
+            lambda first: (tables.number_of(shape_of(orjson.loads(first))), len(first))
+        )
         self._rounds = 0
 
     def add(
@@ -453,14 +462,7 @@ class SortedEvents:
         if self._rounds != tables.shape_rounds:
             self._rounds = tables.shape_rounds
             self._shapes.clear()
-        numbers = []
-        for first in rows.firsts:
-            number = self._shapes.get(first)
-            if number is None:
-                number = tables.number_of(shape_of(orjson.loads(first)))
-                self._shapes.keep(first, number, len(first))
-            numbers.append(number)
-        shapes = np.array(numbers, np.int32)
+        shapes = np.array([self._shapes[first] for first in rows.firsts], np.int32)
         tables.given_bytes += len(rows.second.data)
         args = tables.text_numbers(rows.second)
         return EventColumns(ts_ns, shapes[rows.first], args, rows.dur_ns, rows.number)
