@@ -19,7 +19,7 @@ from tracepipe.event.model import (
     cut_text,
 )
 from tracepipe.event.schema import fields_of, is_record, required_of
-from tracepipe.event.warps import EACH_RANGE, WarpColumns, warps_of
+from tracepipe.event.warps import EACH_EXIT, EACH_RANGE, EACH_WARP, WarpColumns, warps_of
 from tracepipe.units import agree, counted
 
 Fault = tuple[str, str]
@@ -192,11 +192,11 @@ def first_fault(record: Any) -> Fault | None:
         return fault
     if kind == "gpu_warp":
         warps = len(record["warp"])
-        for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count"):
+        for name in EACH_WARP:
             if name in record and len(record[name]) != warps:
                 return name, _of_wrong_length(len(record[name]), warps, "warp|warps")
         exits = sum(record["exit_count"]) if "exit_count" in record else warps
-        for name in ("exit_ns", "exit_clk", "exit_mask"):
+        for name in EACH_EXIT:
             if name in record and len(record[name]) != exits:
                 return name, _of_wrong_length(len(record[name]), exits, "exit|exits")
         return None if record.keys().isdisjoint(OF_RANGES) else ranges_fault(warps_of(dict(record)))

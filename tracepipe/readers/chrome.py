@@ -289,7 +289,7 @@ class Kinds:
 
     @property
     def only_process(self) -> int | None:
-        """The process of PyTorch's file, where there is only one."""
+        """The process of all events for which PyTorch states none; None where there may be several."""
         return next(iter(self._processes)) if self.is_kineto and len(self._processes) == 1 else None
 
     def is_known_otherwise(self, category: str) -> bool:
@@ -602,7 +602,7 @@ class ChromeEvents:
     """Adds events to `rows`, if they are complete in themselves, and begins and ends to `paired`."""
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
-        self._kinds, self._ids, self.ranks = kinds, ids, kinds.ranks
+        self.kinds, self._ids, self.ranks = kinds, ids, kinds.ranks
         self.rows, self.paired, self.flows = row_sorter(), row_sorter(), row_sorter()
         self.has_flows, self.alone = False, 0
         """Whether there are `flows`: ends of flows that belong to a slice around them, or to the next one."""
@@ -614,16 +614,6 @@ class ChromeEvents:
         self._firsts = Cache[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
         self.long_names = LongNames()
-
-    @property
-    def is_of_xla(self) -> bool:
-        """Whether rows of a GPU have XLA's names."""
-        return self._kinds.has_gpu_of_xla
-
-    @property
-    def only_process(self) -> int | None:
-        """The process of all events for which PyTorch states none; None where there may be several."""
-        return self._kinds.only_process
 
     def add_all(self, batch: Elements) -> list[Problem]:
         """Add events, and return the problems of events and of the text between them."""
@@ -661,7 +651,7 @@ class ChromeEvents:
             raise Unusable("ts", "is missing" if "ts" not in event else "is not a time that a trace can have")
         category = event.get("cat")
         category = self._shortened(category) if type(category) is str else ""
-        if self._kinds.is_own and self._kinds.is_repeated(event):
+        if self.kinds.is_own and self.kinds.is_repeated(event):
             return
         if phase == "X":
             self._add_slice(event, ts_ns, category, text)
@@ -721,7 +711,7 @@ class ChromeEvents:
         dur_ns: int = 0,
     ) -> None:
         """Add the row of a slice or an instant, and that of its flow."""
-        kind = self._kinds.kind(event, category, args)
+        kind = self.kinds.kind(event, category, args)
         self._note_time(ts_ns, dur_ns)
         first = self._first(kind.fields, event, phase, kind.launch is not None)
         rank, second = SLICE if phase == "X" else MARK, _dumped(kind.args_of(args))
@@ -752,12 +742,12 @@ class ChromeEvents:
         if not self.has_flows:
             return
         bound = row_sorter()
-        slices = FlowSlices(bound, by_layer=self._kinds.is_own)
+        slices = FlowSlices(bound, by_layer=self.kinds.is_own)
         flows = (row for rows in self.flows.in_order() for row in rows)
         flow = next(flows, None)
         for rows in self.rows.in_order(again=True):
             for row in rows:
-                if row.rank != SLICE and not (self._kinds.is_own and row.rank == MARK):
+                if row.rank != SLICE and not (self.kinds.is_own and row.rank == MARK):
                     continue
                 while flow is not None and flow.ts_ns < row.ts_ns:
                     slices.add_flow(flow)
@@ -803,7 +793,7 @@ class ChromeEvents:
         if not values:
             raise Unusable("args", "are without numbers, which a counter needs")
         self.no_numbers += len(args) - len(values)
-        kind = self._kinds.counter(event, category)
+        kind = self.kinds.counter(event, category)
         id = id_of(event)
         name = f"{event.get('name', _NO_NAME)}" + (f" id: {id[-1]}" if id else "")
         self._note_time(ts_ns, 0)
@@ -814,10 +804,10 @@ class ChromeEvents:
         id = id_of(event)
         if id is None:
             raise Unusable("id", "is missing")
-        if self._kinds.is_known_otherwise(category):
-            self._kinds.follow(event, id, ts_ns)
+        if self.kinds.is_known_otherwise(category):
+            self.kinds.follow(event, id, ts_ns)
             return
-        kind = self._kinds.kind(event, category, {})
+        kind = self.kinds.kind(event, category, {})
         kind.flow = (category, event.get("name"), *id[:-1])
         number = flow_number(*kind.flow, flow_id(id[-1]))
         self._note_time(ts_ns, 0)
@@ -834,8 +824,8 @@ class ChromeEvents:
         self._note_time(ts_ns, 0)
         if phase in "BE":
             args = _args_of(event, _KNOWN)
-            kind = self._kinds.kind(event, category if phase == "B" else "", args)
-            of = event if self._kinds.is_own else kind.fields
+            kind = self.kinds.kind(event, category if phase == "B" else "", args)
+            of = event if self.kinds.is_own else kind.fields
             key: list[Any] = ["", of.get("pid"), of.get("tid")]
             flow = self._bound(event, kind) if phase == "B" else None
         else:
@@ -900,12 +890,12 @@ class ChromeEvents:
             self.names_left_out += 1
             return
         record, stated = self._names.setdefault(key, {}), args.get(kind)
-        is_of_gpu = self._kinds.is_kineto and _is_of_gpu(stated)
+        is_of_gpu = self.kinds.is_kineto and _is_of_gpu(stated)
         if is_of_gpu and kind == "labels":
             record["has_labels_of_gpu"] = True
         keep = record.setdefault if is_of_gpu else record.__setitem__
         if kind == "name" and type(stated) is str:
-            self._kinds.name_row(*key, stated)
+            self.kinds.name_row(*key, stated)
         if kind in ("name", "labels") and type(stated) is str:
             keep(kind, self.long_names.shortened(self._shortened(stated)))
         elif kind == "sort_index" and type(stated) in (int, float):
@@ -918,7 +908,7 @@ class ChromeEvents:
 
     def name_records(self) -> list[Record]:
         """Names and places of processes and threads, as records."""
-        self._names |= {key: {"name": name} for key, name in self._kinds.thread_names.items()}
+        self._names |= {key: {"name": name} for key, name in self.kinds.thread_names.items()}
         for key, name in self._ids.named():
             self._names.setdefault(key, {}).setdefault("name", self._shortened(name))
         orders = sorted({record["order"] for record in self._names.values() if "order" in record})
@@ -1115,27 +1105,20 @@ class _Members:
 
     def __init__(self, elements: JsonElements, origin: _Origin) -> None:
         self._members = elements.members
-        is_kineto = origin.is_kineto or self._has_kineto or elements.sees(_KINETO_EVENT)
-        is_viztracer = origin.is_viztracer or self._has_viztracer or elements.sees(_VIZTRACER_EVENT)
+        has_kineto, has_viztracer = not OF_KINETO.isdisjoint(elements.members), VIZTRACER in elements.members
+        is_kineto = origin.is_kineto or has_kineto or elements.sees(_KINETO_EVENT)
+        is_viztracer = origin.is_viztracer or has_viztracer or elements.sees(_VIZTRACER_EVENT)
         self.origin = replace(origin, is_kineto=is_kineto, is_viztracer=is_viztracer)
         self.is_kineto, self.is_viztracer = is_kineto, is_viztracer
         self.is_proton = not is_kineto and elements.sees(_PROTON_EVENT)
         self.is_own = self._member(_OTHER).keys() >= _OF_OWN
 
-    @property
-    def _has_kineto(self) -> bool:
-        return not OF_KINETO.isdisjoint(self._members)
-
-    @property
-    def _has_viztracer(self) -> bool:
-        return VIZTRACER in self._members
-
     def found(self, kinds: Kinds) -> _Origin:
         """What is known of the trace after its events were read."""
         before = self.origin
         return _Origin(
-            before.is_kineto or self._has_kineto or kinds.sees_kineto,
-            before.is_viztracer or self._has_viztracer,
+            before.is_kineto or not OF_KINETO.isdisjoint(self._members) or kinds.sees_kineto,
+            before.is_viztracer or VIZTRACER in self._members,
             before.follows_arrows or kinds.ranks.are_several,
             kinds.xla if kinds.has_late_names and kinds.has_gpu_of_xla else before.xla,
         )
@@ -1257,7 +1240,7 @@ class _Members:
             header.engine = f"VizTracer {self._member(VIZTRACER).get('version', '')}".rstrip()
         elif self.is_kineto or self.is_proton:
             header.engine = "PyTorch's profiler (Kineto)" if self.is_kineto else "Triton Proton"
-        elif events.is_of_xla:
+        elif events.kinds.has_gpu_of_xla:
             header.engine = "XLA's profiler"
         return header
 
@@ -1734,7 +1717,7 @@ class _Trace:
             )
         if self._events.ranks.are_several:
             self._events.ranks.set_processes(rows)
-        elif (pid := self._events.only_process) is not None:
+        elif (pid := self._events.kinds.only_process) is not None:
             rows.firsts = [_in_process(first, pid) for first in rows.firsts]
         if bits := self._around.launch_bits:
             has_launch = np.array([first.endswith(b'"launch":0}') for first in rows.firsts], bool)[rows.first]
