@@ -286,12 +286,10 @@ _TIME_DELTA, _TIME_ABSOLUTE = 1 << 3, 16 << 3
 _CATEGORY_IIDS, _CATEGORY = 3, 22
 _COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES = 31, 12, 45, 46
 _FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS = 47, 36, 48, 42
-_MANY: Final = frozenset(
-    {
-        _CATEGORY_IIDS, _CATEGORY, ANNOTATIONS >> 3, _COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES,
-        _FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS,
-    }
-)  # fmt: skip
+_MANY: Final = {
+    _CATEGORY_IIDS, _CATEGORY, ANNOTATIONS >> 3, _COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES,
+    _FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS,
+}  # fmt: skip
 # Of an event.
 _FLOWS_MAX: Final = 64
 _COUNTERS_MAX: Final = 256
@@ -366,7 +364,6 @@ class Submissions:
         return [flow_number("wait", number, count) for count in range(self._waiting.get(number, 0))]
 
 
-_MANY_TAGS: Final = frozenset(field << 3 | wire_type for field in _MANY for wire_type in range(8))
 _Many = dict[int, list[tuple[int, Any]]]
 
 
@@ -394,7 +391,7 @@ class TrackEvents:
         one: dict[int, Any] = {}
         many: _Many = {}
         for tag, value in tagged(data):
-            if tag in _MANY_TAGS:
+            if tag >> 3 in _MANY:
                 many.setdefault(tag >> 3, []).append((tag, value))
             else:
                 one[tag] = value

@@ -47,12 +47,11 @@ CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS = r
 SOURCE_PATHS, BODIES, GPU_CONTEXTS, GPU_STAGES, STRINGS, CORRELATIONS = 18, 20, 23, 24, 29, 43
 GPU_COUNTERS, GPU_KERNELS, GPU_ARGUMENTS = 47, 1000, 1001
 """Tables of names: the fields of InternedData."""
-_TABLES: Final = frozenset(
-    {
-        CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS, SOURCE_PATHS, BODIES,
-        GPU_CONTEXTS, GPU_STAGES, GPU_COUNTERS, GPU_KERNELS, GPU_ARGUMENTS, STRINGS, CORRELATIONS,
-    }
-)  # fmt: skip
+_TEXTS: Final = {
+    CATEGORIES, EVENT_NAMES, ARG_NAMES, FUNCTIONS, SOURCE_PATHS, BODIES, GPU_ARGUMENTS, STRINGS, CORRELATIONS,
+}  # fmt: skip
+# The entries of the other tables are kept as messages.
+_TABLES: Final = _TEXTS | {LOCATIONS, FRAMES, CALLSTACKS, GPU_CONTEXTS, GPU_STAGES, GPU_COUNTERS, GPU_KERNELS}
 _IID: Final = 1 << 3
 _TEXT: Final = 2 << 3 | BYTES
 _DEFAULT_CLOCK: Final = 58 << 3
@@ -127,22 +126,6 @@ class Sequence:
         """The text of a table's entry; None where it is not there."""
         entry = self.names.get(table, iid)
         return None if entry is None else entry.decode("utf-8", "replace")
-
-
-# Tables of texts. The entries of the other tables are kept as messages.
-_TEXTS: Final = frozenset(
-    {
-        CATEGORIES,
-        EVENT_NAMES,
-        ARG_NAMES,
-        FUNCTIONS,
-        SOURCE_PATHS,
-        BODIES,
-        GPU_ARGUMENTS,
-        STRINGS,
-        CORRELATIONS,
-    }
-)
 
 
 class Sequences:
