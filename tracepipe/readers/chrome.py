@@ -611,7 +611,6 @@ class ChromeEvents:
         self.least_ns = TIME_LIMIT_NS
         """The first time, which may be below 0."""
         self.negative = self.impossible = self.cut = self.names_left_out = self.no_numbers = 0
-        self._firsts = Cache[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
         self.long_names = LongNames()
 
@@ -769,22 +768,12 @@ class ChromeEvents:
         """The record without time and arguments, and with 0 for its length and launch."""
         name = fields.get("name", event.get("name"))
         text = name if type(name) is str else str(name)
-        key = (phase, has_launch, text, *fields.values())
-        known = self._firsts.get(key)
-        if known is None:
-            before, record = self.cut, dict(fields)
-            record["name"] = self._shortened(_NO_NAME if name is None else text)
-            record["phase"] = phase
-            if phase == "X":
-                record["dur_ns"] = 0
-            if has_launch:
-                record["launch"] = 0
-            known = _dumped(record), self.cut - before
-            self._firsts.keep(key, known, len(text) + len(known[0]))
-            self.cut = before
-        first, cut = known
-        self.cut += cut
-        return first
+        record = {**fields, "name": self._shortened(_NO_NAME if name is None else text), "phase": phase}
+        if phase == "X":
+            record["dur_ns"] = 0
+        if has_launch:
+            record["launch"] = 0
+        return _dumped(record)
 
     def _add_counter(self, event: dict[str, Any], ts_ns: int, category: str) -> None:
         args = event.get("args")
