@@ -27,7 +27,7 @@ from tests.support.cores import CORES, running
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout import WARP_TRACKS, LayoutOptions
 from tracepipe.native import PURE
-from tracepipe.readers import layered, layered_core, perfetto_order, sorted_rows
+from tracepipe.readers import layered, perfetto_events, sorted_rows
 from tracepipe.recording.convert import ConversionOptions, check
 
 
@@ -274,7 +274,7 @@ def test_many_threads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_packets_of_perfetto_give_the_same_events(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perfetto_order, "_KEYS_MAX", 1 << 12)  # these two are changed by `read`
+    monkeypatch.setattr(perfetto_events, "_KEYS_MAX", 1 << 12)  # these two are changed by `read`
     monkeypatch.setattr(sorted_rows, "GIVEN_ROWS", 1 << 12)
     rng = Random(seed)
     for _ in range(15):
@@ -291,8 +291,7 @@ def test_lines_of_layered_tracers_give_the_same_events(seed: int, monkeypatch: p
     for owner, name in (
         (layered.LayeredLines, "chunk_bytes"),
         (layered, "KEYS_MAX"),
-        (layered_core, "KEYS_MAX"),
-        (layered_core, "_STEMS_MAX"),
+        (layered, "_STEMS_MAX"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # these are changed by `expect_the_same`
     rng = Random(seed)

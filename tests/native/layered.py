@@ -14,7 +14,7 @@ from typing import Any
 from tests.native import inputs
 from tests.support.batches import read_all
 from tracepipe import native
-from tracepipe.readers import layered, layered_core
+from tracepipe.readers import layered
 
 _TYPES = (
     "userspace", "userspace", "userspace", "syscall", "kernel", "scheduler", "scheduler", "memory",
@@ -55,8 +55,8 @@ def expect_the_same(rng: Random) -> None:
     """What is read from a file is the same with and without the core, however much is read at once."""
     data = text(rng)
     layered.LayeredLines.chunk_bytes = rng.choice((300, 5000, 1 << 18))
-    layered.KEYS_MAX = layered_core.KEYS_MAX = rng.choice((1, 3, 1 << 12))
-    layered_core._STEMS_MAX = rng.choice((2, 1 << 12))
+    layered.KEYS_MAX = rng.choice((1, 3, 1 << 12))
+    layered._STEMS_MAX = rng.choice((2, 1 << 12))
     read = {}
     for os.environ[native.PURE] in ("1", "0"):
         recording = layered.read(io.BytesIO(data))

@@ -15,7 +15,7 @@ from tests.fuzz import packets as recorded
 from tests.support.batches import read_all
 from tracepipe import native
 from tracepipe.converters.packets import varint
-from tracepipe.readers import perfetto, perfetto_order, sorted_rows
+from tracepipe.readers import perfetto, perfetto_events, sorted_rows
 from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT
 
 _BEGIN, _END, _INSTANT, _COUNTER = range(1, 5)
@@ -49,7 +49,7 @@ def packets_take(core: ctypes.CDLL, rng: Random) -> None:
 
 def read(data: bytes, kept: int) -> Any:
     """All that is read from a trace, with so many keys and rows at a time."""
-    perfetto_order._KEYS_MAX, sorted_rows.GIVEN_ROWS = kept, kept + 1
+    perfetto_events._KEYS_MAX, sorted_rows.GIVEN_ROWS = kept, kept + 1
     recording = perfetto.read(io.BytesIO(data))
     return recording.header, *read_all(recording)
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.batches import read_all
 from tests.support.nsys_export import ID, kernel, make
 from tracepipe.errors import InputError
-from tracepipe.readers import sqlite_sidecars
+from tracepipe.readers import sqlite_tables
 from tracepipe.recording.reading import open_recording
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -105,12 +105,12 @@ def test_a_transaction_that_never_ended_is_not_read(database: Path, is_killed: b
 def test_a_closed_database_is_read_as_it_is(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{database}-journal").write_bytes(bytes(512))  # journal_mode = persist
     Path(f"{database}-wal").touch()
-    monkeypatch.setattr(sqlite_sidecars, "_copied", None)
+    monkeypatch.setattr(sqlite_tables, "_copied", None)
     assert KILLED not in read(database)[1]
 
 
 def of_several(path: Path) -> None:
-    path.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(512) + b"/etc/passwd" + sqlite_sidecars._MAGIC)
+    path.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(512) + b"/etc/passwd" + sqlite_tables._MAGIC)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_a_sidecar_that_may_be_another_file_is_refused(
 
 def test_a_database_that_changes_is_refused(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{database}-wal").write_bytes(b"log")
-    copied = sqlite_sidecars._copied
+    copied = sqlite_tables._copied
 
     def grows(*given: object) -> object:
         with database.open("ab") as file:
             file.write(bytes(512))
         return copied(*given)
 
-    monkeypatch.setattr(sqlite_sidecars, "_copied", grows)
+    monkeypatch.setattr(sqlite_tables, "_copied", grows)
     with pytest.raises(InputError, match="changes while it is read"):
         read(database)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, get_args, get_origin
 
 import numpy as np
@@ -15,12 +15,11 @@ from tracepipe.event.model import (
     STALLS,
     TIME_LIMIT_NS,
     Doc,
-    Problem,
     Record,
     cut_text,
 )
 from tracepipe.event.schema import fields_of, is_record, required_of
-from tracepipe.event.warps import EACH_RANGE, WarpColumns, warps_of
+from tracepipe.event.warps import EACH_EXIT, EACH_RANGE, EACH_WARP, WarpColumns, warps_of
 from tracepipe.units import agree, counted
 
 Fault = tuple[str, str]
@@ -193,11 +192,11 @@ def first_fault(record: Any) -> Fault | None:
         return fault
     if kind == "gpu_warp":
         warps = len(record["warp"])
-        for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count"):
+        for name in EACH_WARP:
             if name in record and len(record[name]) != warps:
                 return name, _of_wrong_length(len(record[name]), warps, "warp|warps")
         exits = sum(record["exit_count"]) if "exit_count" in record else warps
-        for name in ("exit_ns", "exit_clk", "exit_mask"):
+        for name in EACH_EXIT:
             if name in record and len(record[name]) != exits:
                 return name, _of_wrong_length(len(record[name]), exits, "exit|exits")
         return None if record.keys().isdisjoint(OF_RANGES) else ranges_fault(warps_of(dict(record)))
@@ -221,64 +220,3 @@ def long_texts(record: Record) -> list[str]:
     A field that a record's type does not know may hold anything.
     """
     return [field for field in _TEXTS if type(text := record.get(field)) is str and cut_text(text) != text]
-
-
-_NO_ARGS: dict[str, Any] = {}
-# The most combinations that are remembered, and the longest name in one of them.
-_GOOD_MAX, _GOOD_CHARACTERS = 1 << 13, 256
-_SECOND_HEADER = "is a second header: what follows is read with the first header"
-
-
-class RecordCheck:
-    """Finds what is wrong with records.
-
-    Most lines of a file repeat a few combinations of type, name, phase and thread. After one full check of a
-    combination, only the fields that still differ are checked, which costs a sixth.
-    """
-
-    def __init__(self) -> None:
-        self._good: set[tuple[Any, ...]] = set()
-
-    def fault(self, record: Any) -> Fault | None:
-        """The first thing wrong with a parsed line, or None."""
-        key: tuple[Any, ...] | None = None
-        try:
-            pid, tid = record["pid"], record["tid"]
-            key = (record["type"], record["name"], record["phase"], pid, tid)
-            if (
-                key in self._good
-                and len(record) == 6 + ("args" in record) + ("cpu" in record)
-                and type(ts_ns := record["ts_ns"]) is int
-                # True and 1.0 find the key of 1.
-                and type(pid) is int
-                and type(tid) is int
-                and 0 <= ts_ns <= TIME_LIMIT_NS
-                and type(record.get("args", _NO_ARGS)) is dict
-                and type(cpu := record.get("cpu", 0)) is int
-                and cpu >= 0
-            ):
-                return None
-        except (KeyError, TypeError):
-            key = None  # a field is missing or cannot be hashed: the full check reports it
-        fault = first_fault(record)
-        # X needs dur_ns, which only the full check sees.
-        has_room = len(self._good) < _GOOD_MAX
-        if has_room and fault is None and key and key[2] != "X" and len(key[1]) <= _GOOD_CHARACTERS:
-            self._good.add(key)
-        return fault
-
-    def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
-        """The good ones of `records`, which are on consecutive lines from `first_line` on."""
-        good = []
-        for line, record in enumerate(records, first_line):
-            if fault := self.fault(record):
-                problems.append(Problem(line, *fault))
-            elif record["type"] == "header":
-                problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
-            else:
-                for field in long_texts(record):
-                    record[field] = cut_text(record[field])
-                    text = f"is longer than {NAME_BYTES_MAX} bytes and was cut"
-                    problems.append(Problem(line, field, text, skipped=False))
-                good.append(record)
-        return good

@@ -122,22 +122,19 @@ def index_of(record: Mapping[str, Any]) -> Index | None:
 class ShapeColumn:
     """A number for each shape of a recording, which is computed once. `value` gets a shape and its number."""
 
-    def __init__(
-        self, tables: Tables, value: Callable[[Shape, int], int], kind: type[np.generic], none: int = 0
-    ) -> None:
-        self._tables, self._value, self._none = tables, value, none
-        self._rounds = 0
-        self._values: AnyArray = np.full(2, none, kind)
+    def __init__(self, tables: Tables, value: Callable[[Shape, int], int], kind: type[np.generic]) -> None:
+        self._tables, self._value, self._rounds = tables, value, 0
+        self._values: AnyArray = np.zeros(2, kind)
 
     def values(self) -> AnyArray:
-        """The numbers by the numbers of shapes. The last two are those of rows without a shape, `none`."""
+        """The numbers by the numbers of shapes. The last two are 0: those of rows without a shape."""
         tables, ends = self._tables, self._values[-2:]
         if self._rounds != tables.shape_rounds:
             self._rounds, self._values = tables.shape_rounds, ends
         known = len(self._values) - 2
         if known < len(tables.shapes):
             new = [
-                self._none if shape is None else self._value(shape, number)
+                0 if shape is None else self._value(shape, number)
                 for number, shape in enumerate(tables.shapes[known:], known)
             ]
             self._values = np.concatenate([self._values[:known], np.array(new, ends.dtype), ends])

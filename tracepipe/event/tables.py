@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,12 +12,12 @@ from zlib import crc32
 import numpy as np
 import orjson
 
-from tracepipe.event.checks import RecordCheck, long_texts
+from tracepipe.event.checks import first_fault, long_texts
 from tracepipe.event.columns import NONE, Bools, Events, Int32s, Int64s, Texts, distinct
 from tracepipe.event.model import OTHERS, cut_text
 from tracepipe.event.shape import TEXTS, Shape, ShapeColumn, shape_of
 from tracepipe.event.stacks import Stacks
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned, seed, text_of
 from tracepipe.units import counted
 
 # At most this many shapes, twice as many arguments, and this much of their text are kept between two batches.
@@ -257,23 +255,10 @@ class NativeTables(Tables):
     def __init__(self, core: ctypes.CDLL) -> None:
         super().__init__()
         self._core = core
-        self.reader = core.tp_reader_new(int.from_bytes(os.urandom(8), "little"))
-        if not self.reader:
-            raise MemoryError
-        weakref.finalize(self, core.tp_reader_free, self.reader)
+        self.reader = owned(self, core.tp_reader_new(seed()), core.tp_reader_free)
 
     def _number(self, table: int, text: bytes) -> int:
-        number: int = self._core.tp_reader_number(self.reader, table, text, len(text))
-        if number < 0:
-            raise MemoryError
-        return number
-
-    def _text(self, table: int, number: int) -> bytes:
-        text = ctypes.c_void_p()
-        size = self._core.tp_reader_text(self.reader, table, number, ctypes.byref(text))
-        if size < 0:
-            raise IndexError(number)
-        return ctypes.string_at(text, size)
+        return checked(self._core.tp_reader_number(self.reader, table, text, len(text)))
 
     def _new_shape(self, shape: Shape) -> int:
         # No line has such a text.
@@ -287,19 +272,16 @@ class NativeTables(Tables):
 
     def text_numbers(self, texts: Texts) -> Int32s:
         numbers = np.empty(len(texts), np.int32)
-        if self._core.tp_reader_numbers(
-            self.reader, _ARGS, texts.data, texts.ends.ctypes.data, len(texts), numbers.ctypes.data
-        ):
-            raise MemoryError
+        refs = texts.data, texts.ends.ctypes.data, len(texts), numbers.ctypes.data
+        checked(self._core.tp_reader_numbers(self.reader, _ARGS, *refs))
         return numbers
 
     def text(self, number: int) -> bytes:
-        return self._text(_ARGS, number)
+        return text_of(self._core.tp_reader_text, self.reader, _ARGS, number)
 
     def texts(self) -> Texts:
-        ends, data = np.empty(self.args_count, np.int64), ctypes.c_void_p()
-        size = self._core.tp_reader_texts(self.reader, _ARGS, ends.ctypes.data, ctypes.byref(data))
-        return Texts(ctypes.string_at(data, size) if size else b"", ends)
+        ends = np.empty(self.args_count, np.int64)
+        return Texts(text_of(self._core.tp_reader_texts, self.reader, _ARGS, ends.ctypes.data), ends)
 
     @property
     def args_count(self) -> int:
@@ -319,16 +301,15 @@ class NativeTables(Tables):
 
     def _keep(self, table: int, kept: Int32s) -> None:
         numbers = kept.astype(np.int64)
-        if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
-            raise MemoryError
+        checked(self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)))
 
-    def parse_shapes(self, check: RecordCheck) -> bool:
+    def parse_shapes(self) -> bool:
         """Parse the new shapes. Return whether any of them is not of an event."""
         bad = False
         for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
-            record = orjson.loads(self._text(_SHAPES, number))
+            record = orjson.loads(text_of(self._core.tp_reader_text, self.reader, _SHAPES, number))
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
-            good = good and not check.fault(record) and record["type"] not in OTHERS
+            good = good and not first_fault(record) and record["type"] not in OTHERS
             good = good and not long_texts(record)  # these are cut, with a problem
             self.shapes.append(self.long_names.shape(shape_of(record)) if good else None)
             bad = bad or not good

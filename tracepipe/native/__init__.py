@@ -72,6 +72,20 @@ def checked(result: int) -> int:
     return result
 
 
+def seed() -> int:
+    """A seed for a table of the core, so that nobody can choose texts that collide there."""
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def text_of(read: Callable[..., int], *of: object) -> bytes:
+    """The text to which a function of the core points by its last argument; it returns the size. Raises
+    MemoryError where that is below 0.
+    """
+    there = ctypes.c_void_p()
+    size = checked(read(*of, ctypes.byref(there)))
+    return ctypes.string_at(there, size) if size else b""
+
+
 def _is_refused() -> bool:
     return os.environ.get(PURE, "") not in ("", "0")
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads the lines of layered tracers, and joins the lines of calls: readers/layered_core.py.
+/* Reads the lines of layered tracers, and joins the lines of calls: readers/layered.py.
  *
  *     {"event_id":7,"ts":1.5,"pid":7,"tid":7,"type":"userspace","name":"f","phase":"E","retval":0}
  *      └ argument   └ time   └ place ┘       └ of the form ──┘        └ fields ┘ ┘        └ argument

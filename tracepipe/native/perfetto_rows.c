@@ -33,7 +33,7 @@ typedef struct {
 #define CLOCKS 2
 #define NO_CLOCK (-1)
 
-/* What Python knows of a sequence, and what changes here: perfetto_core.py. */
+/* What Python knows of a sequence, and what changes here: perfetto_sequences.py. */
 typedef struct {
     int64_t is_valid, has_track, has_thread, is_negative; /* the thread */
     int64_t has_counter;

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from tracepipe.errors import FormatError
 from tracepipe.event.model import Problem
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands that read nothing must not import numpy
     from types import ModuleType
 
-if TYPE_CHECKING:  # commands that read nothing must not import numpy
     from tracepipe.event.columns import SourceBatch
     from tracepipe.readers.recording import Recording
 

@@ -48,9 +48,7 @@ of other tools: all categories              hook, the layer `events`: they nest 
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -80,7 +78,7 @@ from tracepipe.event.tables import LongNames, packed
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.launchers import RANK_MAX
 from tracepipe.mangled_names import demangled
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned, seed
 from tracepipe.readers import ftrace_text, xla_events
 from tracepipe.readers.ids import (
     LAUNCHES,
@@ -291,7 +289,7 @@ class Kinds:
 
     @property
     def only_process(self) -> int | None:
-        """The process of PyTorch's file, where there is only one."""
+        """The process of all events for which PyTorch states none; None where there may be several."""
         return next(iter(self._processes)) if self.is_kineto and len(self._processes) == 1 else None
 
     def is_known_otherwise(self, category: str) -> bool:
@@ -604,7 +602,7 @@ class ChromeEvents:
     """Adds events to `rows`, if they are complete in themselves, and begins and ends to `paired`."""
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
-        self._kinds, self._ids, self.ranks = kinds, ids, kinds.ranks
+        self.kinds, self._ids, self.ranks = kinds, ids, kinds.ranks
         self.rows, self.paired, self.flows = row_sorter(), row_sorter(), row_sorter()
         self.has_flows, self.alone = False, 0
         """Whether there are `flows`: ends of flows that belong to a slice around them, or to the next one."""
@@ -613,19 +611,8 @@ class ChromeEvents:
         self.least_ns = TIME_LIMIT_NS
         """The first time, which may be below 0."""
         self.negative = self.impossible = self.cut = self.names_left_out = self.no_numbers = 0
-        self._firsts = Cache[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
         self.long_names = LongNames()
-
-    @property
-    def is_of_xla(self) -> bool:
-        """Whether rows of a GPU have XLA's names."""
-        return self._kinds.has_gpu_of_xla
-
-    @property
-    def only_process(self) -> int | None:
-        """The process of all events for which PyTorch states none; None where there may be several."""
-        return self._kinds.only_process
 
     def add_all(self, batch: Elements) -> list[Problem]:
         """Add events, and return the problems of events and of the text between them."""
@@ -663,7 +650,7 @@ class ChromeEvents:
             raise Unusable("ts", "is missing" if "ts" not in event else "is not a time that a trace can have")
         category = event.get("cat")
         category = self._shortened(category) if type(category) is str else ""
-        if self._kinds.is_own and self._kinds.is_repeated(event):
+        if self.kinds.is_own and self.kinds.is_repeated(event):
             return
         if phase == "X":
             self._add_slice(event, ts_ns, category, text)
@@ -723,7 +710,7 @@ class ChromeEvents:
         dur_ns: int = 0,
     ) -> None:
         """Add the row of a slice or an instant, and that of its flow."""
-        kind = self._kinds.kind(event, category, args)
+        kind = self.kinds.kind(event, category, args)
         self._note_time(ts_ns, dur_ns)
         first = self._first(kind.fields, event, phase, kind.launch is not None)
         rank, second = SLICE if phase == "X" else MARK, _dumped(kind.args_of(args))
@@ -754,12 +741,12 @@ class ChromeEvents:
         if not self.has_flows:
             return
         bound = row_sorter()
-        slices = FlowSlices(bound, by_layer=self._kinds.is_own)
+        slices = FlowSlices(bound, by_layer=self.kinds.is_own)
         flows = (row for rows in self.flows.in_order() for row in rows)
         flow = next(flows, None)
         for rows in self.rows.in_order(again=True):
             for row in rows:
-                if row.rank != SLICE and not (self._kinds.is_own and row.rank == MARK):
+                if row.rank != SLICE and not (self.kinds.is_own and row.rank == MARK):
                     continue
                 while flow is not None and flow.ts_ns < row.ts_ns:
                     slices.add_flow(flow)
@@ -781,22 +768,12 @@ class ChromeEvents:
         """The record without time and arguments, and with 0 for its length and launch."""
         name = fields.get("name", event.get("name"))
         text = name if type(name) is str else str(name)
-        key = (phase, has_launch, text, *fields.values())
-        known = self._firsts.get(key)
-        if known is None:
-            before, record = self.cut, dict(fields)
-            record["name"] = self._shortened(_NO_NAME if name is None else text)
-            record["phase"] = phase
-            if phase == "X":
-                record["dur_ns"] = 0
-            if has_launch:
-                record["launch"] = 0
-            known = _dumped(record), self.cut - before
-            self._firsts.keep(key, known, len(text) + len(known[0]))
-            self.cut = before
-        first, cut = known
-        self.cut += cut
-        return first
+        record = {**fields, "name": self._shortened(_NO_NAME if name is None else text), "phase": phase}
+        if phase == "X":
+            record["dur_ns"] = 0
+        if has_launch:
+            record["launch"] = 0
+        return _dumped(record)
 
     def _add_counter(self, event: dict[str, Any], ts_ns: int, category: str) -> None:
         args = event.get("args")
@@ -805,7 +782,7 @@ class ChromeEvents:
         if not values:
             raise Unusable("args", "are without numbers, which a counter needs")
         self.no_numbers += len(args) - len(values)
-        kind = self._kinds.counter(event, category)
+        kind = self.kinds.counter(event, category)
         id = id_of(event)
         name = f"{event.get('name', _NO_NAME)}" + (f" id: {id[-1]}" if id else "")
         self._note_time(ts_ns, 0)
@@ -816,10 +793,10 @@ class ChromeEvents:
         id = id_of(event)
         if id is None:
             raise Unusable("id", "is missing")
-        if self._kinds.is_known_otherwise(category):
-            self._kinds.follow(event, id, ts_ns)
+        if self.kinds.is_known_otherwise(category):
+            self.kinds.follow(event, id, ts_ns)
             return
-        kind = self._kinds.kind(event, category, {})
+        kind = self.kinds.kind(event, category, {})
         kind.flow = (category, event.get("name"), *id[:-1])
         number = flow_number(*kind.flow, flow_id(id[-1]))
         self._note_time(ts_ns, 0)
@@ -836,8 +813,8 @@ class ChromeEvents:
         self._note_time(ts_ns, 0)
         if phase in "BE":
             args = _args_of(event, _KNOWN)
-            kind = self._kinds.kind(event, category if phase == "B" else "", args)
-            of = event if self._kinds.is_own else kind.fields
+            kind = self.kinds.kind(event, category if phase == "B" else "", args)
+            of = event if self.kinds.is_own else kind.fields
             key: list[Any] = ["", of.get("pid"), of.get("tid")]
             flow = self._bound(event, kind) if phase == "B" else None
         else:
@@ -902,12 +879,12 @@ class ChromeEvents:
             self.names_left_out += 1
             return
         record, stated = self._names.setdefault(key, {}), args.get(kind)
-        is_of_gpu = self._kinds.is_kineto and _is_of_gpu(stated)
+        is_of_gpu = self.kinds.is_kineto and _is_of_gpu(stated)
         if is_of_gpu and kind == "labels":
             record["has_labels_of_gpu"] = True
         keep = record.setdefault if is_of_gpu else record.__setitem__
         if kind == "name" and type(stated) is str:
-            self._kinds.name_row(*key, stated)
+            self.kinds.name_row(*key, stated)
         if kind in ("name", "labels") and type(stated) is str:
             keep(kind, self.long_names.shortened(self._shortened(stated)))
         elif kind == "sort_index" and type(stated) in (int, float):
@@ -920,7 +897,7 @@ class ChromeEvents:
 
     def name_records(self) -> list[Record]:
         """Names and places of processes and threads, as records."""
-        self._names |= {key: {"name": name} for key, name in self._kinds.thread_names.items()}
+        self._names |= {key: {"name": name} for key, name in self.kinds.thread_names.items()}
         for key, name in self._ids.named():
             self._names.setdefault(key, {}).setdefault("name", self._shortened(name))
         orders = sorted({record["order"] for record in self._names.values() if "order" in record})
@@ -995,10 +972,7 @@ class NativeChromeEvents(ChromeEvents):
         self._core = core
         self._sorted = NativeSortedRows(core)
         self.rows = self._sorted
-        self._known = core.tp_events_new(int.from_bytes(os.urandom(8), "little"))
-        if not self._known:
-            raise MemoryError
-        weakref.finalize(self, core.tp_events_free, self._known)
+        self._known = owned(self, core.tp_events_new(seed()), core.tp_events_free)
         self._kinds_count = 0
         self._rules: dict[tuple[tuple[str, str | None], ...], tuple[int, int]] = {}
         """The first place of some rules, and the place after them."""
@@ -1016,11 +990,8 @@ class NativeChromeEvents(ChromeEvents):
         to = self._times.ctypes.data, why.ctypes.data
         at, count = 0, len(batch.starts)
         while True:
-            at = self._core.tp_events_take(
-                self._known, self._sorted.at, batch.text, starts, ends, at, count, *to
-            )
-            if at < 0:
-                raise MemoryError
+            refs = self._known, self._sorted.at, batch.text, starts, ends, at, count, *to
+            at = checked(self._core.tp_events_take(*refs))
             if at == count:
                 break
             if why[0] == _FULL:
@@ -1057,8 +1028,7 @@ class NativeChromeEvents(ChromeEvents):
                 texts = row.first, packed(kind.ahead)[1:-1], flow
         sizes = (ctypes.c_int64 * len(texts))(*map(len, texts))
         pointers = (ctypes.c_char_p * len(texts))(*texts)
-        if self._core.tp_events_kind(self._known, what, has_launch, *rules, pointers, sizes) < 0:
-            raise MemoryError
+        checked(self._core.tp_events_kind(self._known, what, has_launch, *rules, pointers, sizes))
         self._kinds_count += 1
 
     def _places_of(self, rules: Rules) -> tuple[int, int]:
@@ -1069,9 +1039,7 @@ class NativeChromeEvents(ChromeEvents):
             for old, new in key:
                 texts = packed(old), packed(new) if new is not None else b""
                 sized = (part for text in texts for part in (text, len(text)))
-                self._rules_count = self._core.tp_events_rule(self._known, *sized)
-                if self._rules_count < 0:
-                    raise MemoryError
+                self._rules_count = checked(self._core.tp_events_rule(self._known, *sized))
             places = self._rules[key] = start, self._rules_count
         return places
 
@@ -1126,27 +1094,20 @@ class _Members:
 
     def __init__(self, elements: JsonElements, origin: _Origin) -> None:
         self._members = elements.members
-        is_kineto = origin.is_kineto or self._has_kineto or elements.sees(_KINETO_EVENT)
-        is_viztracer = origin.is_viztracer or self._has_viztracer or elements.sees(_VIZTRACER_EVENT)
+        has_kineto, has_viztracer = not OF_KINETO.isdisjoint(elements.members), VIZTRACER in elements.members
+        is_kineto = origin.is_kineto or has_kineto or elements.sees(_KINETO_EVENT)
+        is_viztracer = origin.is_viztracer or has_viztracer or elements.sees(_VIZTRACER_EVENT)
         self.origin = replace(origin, is_kineto=is_kineto, is_viztracer=is_viztracer)
         self.is_kineto, self.is_viztracer = is_kineto, is_viztracer
         self.is_proton = not is_kineto and elements.sees(_PROTON_EVENT)
         self.is_own = self._member(_OTHER).keys() >= _OF_OWN
 
-    @property
-    def _has_kineto(self) -> bool:
-        return not OF_KINETO.isdisjoint(self._members)
-
-    @property
-    def _has_viztracer(self) -> bool:
-        return VIZTRACER in self._members
-
     def found(self, kinds: Kinds) -> _Origin:
         """What is known of the trace after its events were read."""
         before = self.origin
         return _Origin(
-            before.is_kineto or self._has_kineto or kinds.sees_kineto,
-            before.is_viztracer or self._has_viztracer,
+            before.is_kineto or not OF_KINETO.isdisjoint(self._members) or kinds.sees_kineto,
+            before.is_viztracer or VIZTRACER in self._members,
             before.follows_arrows or kinds.ranks.are_several,
             kinds.xla if kinds.has_late_names and kinds.has_gpu_of_xla else before.xla,
         )
@@ -1268,7 +1229,7 @@ class _Members:
             header.engine = f"VizTracer {self._member(VIZTRACER).get('version', '')}".rstrip()
         elif self.is_kineto or self.is_proton:
             header.engine = "PyTorch's profiler (Kineto)" if self.is_kineto else "Triton Proton"
-        elif events.is_of_xla:
+        elif events.kinds.has_gpu_of_xla:
             header.engine = "XLA's profiler"
         return header
 
@@ -1355,7 +1316,7 @@ class ChromePairs:
         self._count = 0
         self._ranges: dict[_Key, RangeNumbers] = {}
         self._range_of: dict[_Key, tuple[int, RangeNumbers]] = {}
-        self._parsed = Cache[bytes, dict[str, Any]]()
+        self._stated = Cache[bytes, dict[str, Any]](lambda text: (orjson.loads(text), len(text)))
         self._texts = TextFile()
         self.unclosed = self.no_begin = 0
 
@@ -1390,12 +1351,8 @@ class ChromePairs:
                 number, ranges = self._range_of.pop(key)
                 ranges.free(number)
 
-    def _stated(self, text: bytes) -> dict[str, Any]:
-        stated = self._parsed.get(text)
-        return stated if stated is not None else self._parsed.keep(text, orjson.loads(text), len(text))
-
     def _add(self, row: SortedRow) -> None:
-        ts_ns, stated, args = row.ts_ns, self._stated(row.first), row.second
+        ts_ns, stated, args = row.ts_ns, self._stated[row.first], row.second
         key, phase, name = tuple(stated["key"]), stated["phase"], _name_of(stated)
         opened = self._open.setdefault(key, _Opened())
         if phase in "Bb":
@@ -1433,7 +1390,7 @@ class ChromePairs:
         """Add a slice from a begin to its end."""
         self._count -= 1
         self.unclosed += unclosed
-        stated = self._stated(self._texts.text(begin.stated))
+        stated = self._stated[self._texts.text(begin.stated)]
         fields, launch = stated["fields"], stated["launch"]
         record = {**fields, "name": fields.get("name") or stated.get("name", "no name")}
         if key in self._range_of:
@@ -1522,6 +1479,14 @@ _Thread = tuple[Any, ...]
 _PLACE: Final = ("type", "layer", "domain", "pid", "tid", "gpu", "stream", "range")
 
 
+def _place_of(first: bytes, of_thread: tuple[str, ...]) -> tuple[tuple[_Thread, bytes, str, bool], int]:
+    """The thread of a record, its place, its phase, and whether it belongs to the next slice."""
+    record = orjson.loads(first)
+    thread = tuple(map(record.get, of_thread))
+    place = packed({key: record[key] for key in _PLACE if key in record})
+    return (thread, place, record["phase"], record.get("is_next", False)), len(first)
+
+
 class FlowSlices:
     """Adds to `bound` a flow for each two ends that belong together. An end belongs to the innermost slice
     that is open at that time, or to the next one of the thread, or of the layer with `by_layer`. Both come
@@ -1534,8 +1499,10 @@ class FlowSlices:
 
     def __init__(self, bound: SortedRows, *, by_layer: bool) -> None:
         self._bound = bound
-        self._of_thread = ("pid", "tid", "gpu", "stream") + (("layer", "domain", "range") if by_layer else ())
-        self._places = Cache[bytes, tuple[_Thread, bytes, str, bool]]()
+        of_thread = ("pid", "tid", "gpu", "stream") + (("layer", "domain", "range") if by_layer else ())
+        self._places = Cache[bytes, tuple[_Thread, bytes, str, bool]](
+            lambda first: _place_of(first, of_thread)
+        )
         self._open: dict[_Thread, list[_Around]] = {}
         self._waiting: dict[_Thread, list[tuple[SortedRow, _FlowEnd | None]]] = {}
         """The ends that wait for the next slice of a thread, and where their flows were last."""
@@ -1548,19 +1515,9 @@ class FlowSlices:
         self.alone = 0
         """Ends in slices that have no other end: nothing is drawn of them."""
 
-    def _place(self, first: bytes) -> tuple[_Thread, bytes, str, bool]:
-        """The thread of a record, its place, its phase, and whether it belongs to the next slice."""
-        if (known := self._places.get(first)) is None:
-            record = orjson.loads(first)
-            thread = tuple(map(record.get, self._of_thread))
-            place = packed({key: record[key] for key in _PLACE if key in record})
-            is_next = record.get("is_next", False)
-            known = self._places.keep(first, (thread, place, record["phase"], is_next), len(first))
-        return known
-
     def add(self, row: SortedRow) -> None:
         """Add a slice."""
-        thread, place, _, _ = self._place(row.first)
+        thread, place, _, _ = self._places[row.first]
         around = _Around(row.ts_ns, row.dur_ns, place)
         for flow, start in self._waiting.pop(thread, ()):
             self._waiting_bytes -= len(flow.first) + len(flow.second)
@@ -1575,7 +1532,7 @@ class FlowSlices:
 
     def add_mark(self, row: SortedRow) -> None:
         """Add an instant, to which flows of the same time belong."""
-        thread, _, _, _ = self._place(row.first)
+        thread, _, _, _ = self._places[row.first]
         if len(self._marks) >= _MARKS_MAX:
             self._marks.clear()
         self._marks[thread] = row.ts_ns, orjson.loads(row.first)["name"]
@@ -1591,7 +1548,7 @@ class FlowSlices:
 
     def add_flow(self, row: SortedRow) -> None:
         """Add the end of a flow. If it has a length, it is that of its slice."""
-        thread, place, _, is_next = self._place(row.first)
+        thread, place, _, is_next = self._places[row.first]
         if row.rank == SLICE:
             self._add_end(_FlowEnd(row, _Around(row.ts_ns, row.dur_ns, place)))
             return
@@ -1617,7 +1574,7 @@ class FlowSlices:
             self._leave(end)
 
     def _add_end(self, end: _FlowEnd) -> None:
-        number, (_, _, phase, _) = end.row.number, self._place(end.row.first)
+        number, (_, _, phase, _) = end.row.number, self._places[end.row.first]
         start = self._starts.pop(number, None)
         self._starts_bytes -= 0 if start is None else start.size_bytes
         if phase == "s" and start is not None:
@@ -1648,7 +1605,7 @@ class FlowSlices:
         self.alone += end.around is not None and not end.used
         if end.around is None and not end.used:
             self._count += 1
-            self._draw(end, self._place(end.row.first)[2], flow_number("bound", self._count))
+            self._draw(end, self._places[end.row.first][2], flow_number("bound", self._count))
 
     def _draw(self, end: _FlowEnd, phase: str, flow: int) -> None:
         """Add a row for the end of a flow. It follows that of its slice."""
@@ -1749,7 +1706,7 @@ class _Trace:
             )
         if self._events.ranks.are_several:
             self._events.ranks.set_processes(rows)
-        elif (pid := self._events.only_process) is not None:
+        elif (pid := self._events.kinds.only_process) is not None:
             rows.firsts = [_in_process(first, pid) for first in rows.firsts]
         if bits := self._around.launch_bits:
             has_launch = np.array([first.endswith(b'"launch":0}') for first in rows.firsts], bool)[rows.first]

@@ -147,6 +147,11 @@ def function_name(symbol: str) -> str:
     return _VERSION.sub("", symbol)
 
 
+def _kernel(whole: str) -> tuple[tuple[str, str | None], int]:
+    name = short_kernel_name(whole)
+    return (name, whole if whole != name else None), len(whole)
+
+
 class _Names:
     """Looks up numbers: processes, threads, GPUs, texts. The problems of their tables are added to
     `problems`.
@@ -154,8 +159,9 @@ class _Names:
 
     def __init__(self, database: Database, problems: list[Problem], long_names: LongNames) -> None:
         self._database, self._problems, self._long_names = database, problems, long_names
-        self.strings = Strings(database, "StringIds", "id", "value", problems)
-        self._kernels = Cache[Any, tuple[str, str | None]]()
+        self.strings = strings = Strings(database, "StringIds", "id", "value", problems)
+        self.kernels = Cache[Any, tuple[str, str | None]](lambda number: _kernel(strings.get(number) or ""))
+        """By its number: a kernel's name, "" if it is not known, and its whole name if that is longer."""
         self._metrics: dict[tuple[Any, Any], str] | None = None
         self._labels: dict[str, dict[int, str]] = {}
         rows = self.rows("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId")
@@ -168,16 +174,6 @@ class _Names:
     def rows(self, table: str, *columns: str, most: int = _FEW_MAX) -> list[Values]:
         """The rows of a small table."""
         return self._database.texts(table, columns, most, self._problems)
-
-    def kernel(self, number: object) -> tuple[str, str | None]:
-        """A kernel's name, "" if it is not known, and its whole name if that is longer."""
-        known = self._kernels.get(number)
-        if known is None:
-            whole = self.strings.get(number) or ""
-            name = short_kernel_name(whole)
-            known = name, whole if whole != name else None
-            self._kernels.keep(number, known, len(whole))
-        return known
 
     def records(self) -> Iterator[Record]:
         """The names of processes and threads."""
@@ -459,7 +455,7 @@ class _Events:
         sizes, (registers, static, dynamic, graph, node, *cluster) = tuple(more[:6]), more[6:]
         if not all(type(size) is int and 0 <= size <= INDEX_LIMIT for size in sizes):
             sizes = ()
-        name, whole = self._names.kernel(demangled)
+        name, whole = self._names.kernels[demangled]
         args: Args = {"function": whole} if whole else {}
         args |= integers(registers=registers)
         if type(static) is int and type(dynamic) is int:

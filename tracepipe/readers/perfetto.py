@@ -53,16 +53,15 @@ from tracepipe.event.model import (
 from tracepipe.event.tables import LongNames, packed
 from tracepipe.event.warps import Others
 from tracepipe.readers.ids import stream_number
-from tracepipe.readers.perfetto_core import NativePackets, NativeSequences
 from tracepipe.readers.perfetto_events import (
     COUNTER,
     LAST_FLOW,
+    NativeOrdered,
     Ordered,
     Submissions,
     TrackEvents,
     number_or_text,
 )
-from tracepipe.readers.perfetto_order import NativeOrdered
 from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, is_trace, parts_of
 from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_sequences import (
@@ -74,6 +73,8 @@ from tracepipe.readers.perfetto_sequences import (
     GPU_KERNELS,
     GPU_STAGES,
     STRINGS,
+    NativePackets,
+    NativeSequences,
     PerfettoClocks,
     Sequence,
     Sequences,

@@ -21,18 +21,22 @@ and source_location.proto in protos/perfetto/trace/track_event, and profiling/pr
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import orjson
 
+from tracepipe.event.columns import Bools, Int32s, Int64s, Texts
 from tracepipe.event.model import FLOW_LIMIT, TIME_LIMIT_NS, Record, cut_text
 from tracepipe.event.tables import packed
+from tracepipe.native import checked, owned, seed, text_of
+from tracepipe.native.signatures import OrderMade, OrderRows
 from tracepipe.readers.ids import flow_number
-from tracepipe.readers.perfetto_core import NativePackets
 from tracepipe.readers.perfetto_sched import ThreadsInOrder
 from tracepipe.readers.perfetto_sequences import (
     ARG_NAMES,
@@ -47,6 +51,7 @@ from tracepipe.readers.perfetto_sequences import (
     MONOTONIC,
     SOURCE_PATHS,
     STRINGS,
+    NativePackets,
     PerfettoClocks,
     Sequence,
     clock_of,
@@ -281,12 +286,10 @@ _TIME_DELTA, _TIME_ABSOLUTE = 1 << 3, 16 << 3
 _CATEGORY_IIDS, _CATEGORY = 3, 22
 _COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES = 31, 12, 45, 46
 _FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS = 47, 36, 48, 42
-_MANY: Final = frozenset(
-    {
-        _CATEGORY_IIDS, _CATEGORY, ANNOTATIONS >> 3, _COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES,
-        _FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS,
-    }
-)  # fmt: skip
+_MANY: Final = {
+    _CATEGORY_IIDS, _CATEGORY, ANNOTATIONS >> 3, _COUNTERS, _VALUES, _DOUBLE_COUNTERS, _DOUBLE_VALUES,
+    _FLOWS, _OLD_FLOWS, _LAST_FLOWS, _OLD_LAST_FLOWS,
+}  # fmt: skip
 # Of an event.
 _FLOWS_MAX: Final = 64
 _COUNTERS_MAX: Final = 256
@@ -361,7 +364,6 @@ class Submissions:
         return [flow_number("wait", number, count) for count in range(self._waiting.get(number, 0))]
 
 
-_MANY_TAGS: Final = frozenset(field << 3 | wire_type for field in _MANY for wire_type in range(8))
 _Many = dict[int, list[tuple[int, Any]]]
 
 
@@ -380,7 +382,7 @@ class TrackEvents:
         self._core = core
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
-        self._firsts = Cache[tuple[Any, ...], bytes]()
+        self._firsts = Cache[tuple[Any, ...], bytes](lambda key: (first := packed(key), len(first)))
         self._last: dict[int, tuple[int, int, bool]] = {}
         """By track: the time and the rank of its last event, and whether it was a whole slice."""
 
@@ -389,7 +391,7 @@ class TrackEvents:
         one: dict[int, Any] = {}
         many: _Many = {}
         for tag, value in tagged(data):
-            if tag in _MANY_TAGS:
+            if tag >> 3 in _MANY:
                 many.setdefault(tag >> 3, []).append((tag, value))
             else:
                 one[tag] = value
@@ -567,11 +569,7 @@ class TrackEvents:
         number: int = 0,
         rank: int = SLICE,
     ) -> None:
-        first = self._firsts.get(key)
-        if first is None:
-            first = packed(key)
-            self._firsts.keep(key, first, len(first))
-        self._rows.add(SortedRow(ts_ns, rank, dur_ns, number, first, second))
+        self._rows.add(SortedRow(ts_ns, rank, dur_ns, number, self._firsts[key], second))
 
     def _interned(self, table: int, iid: int, sequence: Sequence) -> str:
         name = sequence.text_of(table, iid)
@@ -712,6 +710,18 @@ _Row = tuple[int, int, int, bytes, bytes]
 """Time, length, flow, record and arguments."""
 
 
+def _stated(first: bytes, tracks: Tracks) -> tuple[Key | Record, bytes]:
+    """What a first text states, and that text with the numbers of processors and GPUs."""
+    stated = orjson.loads(first)
+    if not isinstance(stated, dict):
+        return tuple(stated), first
+    if "gpu" in stated:
+        stated["gpu"] = tracks.gpu(stated["gpu"])
+    elif stated["type"] == "loss" and "cpu" in stated:
+        stated["cpu"] = tracks.cpu(stated["cpu"])
+    return stated, packed(stated)
+
+
 class Ordered:
     """Reads rows in the order of time. `counted` counts what could not be used."""
 
@@ -730,18 +740,16 @@ class Ordered:
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
         """The losses among the rows that were taken."""
-        self._keys = Cache[bytes, tuple[Key | Record, bytes]]()
+        self._keys = Cache[bytes, tuple[Key | Record, bytes]](
+            lambda first: (_stated(first, tracks), 2 * len(first))
+        )
         self._records = Cache[tuple[str, int, str, bool, bool], bytes]()
 
     def events(self, rows: Rows) -> Rows:
         """The rows of events for these rows."""
         made: list[_Row] = []
         for ts_ns, _, dur_ns, number, first, second in rows:
-            both = self._keys.get(first)
-            if both is None:
-                both = self._stated(first)
-                self._keys.keep(first, both, 2 * len(first))
-            key, first = both
+            key, first = self._keys[first]
             if isinstance(key, dict):
                 made += self._rows_of(key, (ts_ns, dur_ns, number, first, second))
                 continue
@@ -783,17 +791,6 @@ class Ordered:
                 record, second = begun(orjson.loads(record), second)
             made.append((ts_ns, dur_ns, number if has_launch else 0, record, second))
         return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
-
-    def _stated(self, first: bytes) -> tuple[Key | Record, bytes]:
-        """What a first text states, and that text with the numbers of processors and GPUs."""
-        stated = orjson.loads(first)
-        if not isinstance(stated, dict):
-            return tuple(stated), first
-        if "gpu" in stated:
-            stated["gpu"] = self._tracks.gpu(stated["gpu"])
-        elif stated["type"] == "loss" and "cpu" in stated:
-            stated["cpu"] = self._tracks.cpu(stated["cpu"])
-        return stated, packed(stated)
 
     def _rows_of(self, record: Record, row: _Row) -> list[_Row]:
         """The rows for the row of a record, which has its thread or stream."""
@@ -908,3 +905,253 @@ class Ordered:
         # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
         stated = bytes(memoryview(orjson.dumps({"cat": category})))
         return stated[:-1] + b"," + second[1:] if second else stated
+
+
+# What the core asks for, as in perfetto_order.c.
+_ALL, _NEW_KEY, _NEW_VARIANT, _NEW_RECORD, _FOREIGN = range(5)
+_ROW_PHASES: Final = (
+    BEGIN, END, INSTANT, COUNTER, WHOLE, FLOW, NEXT_FLOW, LAST_FLOW, INSTANT_FLOW, INSTANT_FLOW + NEXT_FLOW,
+    INSTANT_FLOW + LAST_FLOW,
+)  # fmt: skip
+_RECORD: Final = len(_ROW_PHASES)
+_NUMBERS: Final = {phase: number for number, phase in enumerate(_ROW_PHASES)}
+_IS_CALL, _IS_STREAM, _IS_SUMMARY, _MAY_LAUNCH, _HAS_GRID, _HAS_BLOCK, _IS_VARIANT = (
+    1 << bit for bit in range(7)
+)
+_OF_ENDS: Final = 4
+_OF_FLOWS: Final = (INSTANT, FLOW, NEXT_FLOW, LAST_FLOW)
+_COUNTED: Final = (
+    "more begins than can be open at a time",
+    "end|ends without an open slice",
+    "flow|flows ends|end without a begin",
+    "flow|flows without a slice on its|their stream",
+)
+# The most keys, and bytes of their texts, before those that no open slice needs are forgotten.
+_KEYS_MAX: Final = 1 << 12
+_BYTES_MAX: Final = 1 << 20
+
+K = TypeVar("K", str, bytes)
+
+
+class NativeOrdered(Ordered):
+    """Reads rows in the core: `perfetto_order.c`."""
+
+    def __init__(self, tracks: Tracks, submissions: Submissions, core: ctypes.CDLL) -> None:
+        super().__init__(tracks, submissions)
+        self._core = core
+        made = core.tp_order_new(seed(), self._open_max)
+        self._at = owned(self, made, core.tp_order_free)
+        self._numbers: dict[bytes, int] = {}
+        """The numbers of keys by first texts, and then what each is."""
+        self._described: list[tuple[Key | Record, bytes]] = []
+        self._names = {"": 0}
+        self._track_numbers: dict[int, int] = {}
+        self._record_numbers: dict[bytes, int] = {}
+        self._bytes, self._bytes_max = 0, _BYTES_MAX
+
+    def events(self, rows: Rows) -> Rows:
+        if len(self._described) > _KEYS_MAX or self._bytes > self._bytes_max:
+            self._forget()
+        core, count, number_of = self._core, len(rows), self._numbers.get
+        keys = np.array([number_of(first, -1) for first in rows.firsts], np.int32)
+        columns: list[Int32s | Int64s] = [
+            rows.ts_ns,
+            rows.dur_ns,
+            rows.number,
+            rows.second.ends,
+            rows.first,
+            keys,
+        ]
+        view = ctypes.byref(OrderRows(*(column.ctypes.data for column in columns)))
+        made, asked, at = _Made(2 * count), np.zeros(3, np.int64), 0
+        while True:
+            data = rows.second.data
+            at = checked(core.tp_order_take(self._at, view, data, at, count, made.view, asked.ctypes.data))
+            why, of, slot = asked.tolist()
+            if why == _NEW_KEY:
+                first = rows.firsts[int(rows.first[at])]
+                keys[rows.first[at]] = self._numbers[first] = self._new_key(first, int(rows.ts_ns[at]))
+            elif why == _NEW_VARIANT:
+                key = self._described[of][0]
+                assert isinstance(key, tuple)
+                variant = self._describe(key, text_of(core.tp_order_part, self._at))
+                checked(core.tp_order_set_variant(self._at, variant))
+            elif why == _NEW_RECORD:
+                core.tp_order_set_record(self._at, of, slot, self._record_number(self._record_of(of, slot)))
+            elif why == _FOREIGN:
+                at = self._take_records(rows, at, keys, made)
+            else:
+                break
+        self._note_counts()
+        return self._made_rows(made)
+
+    def _made_rows(self, made: _Made) -> Rows:
+        text, size = ctypes.c_void_p(), ctypes.c_int64()
+        count = self._core.tp_order_made_rows(self._at, ctypes.byref(text), ctypes.byref(size))
+        data = ctypes.string_at(text, size.value) if size.value else b""
+        ts_ns, dur_ns, number, ends = made.numbers[:, :count]
+        # The different records, in the order in which they come first.
+        different, places, inverse = np.unique(made.records[:count], return_index=True, return_inverse=True)
+        order = np.argsort(places)
+        known = list(self._record_numbers)
+        firsts = [known[at] for at in different[order].tolist()]
+        first = np.empty(len(order), np.int32)
+        first[order] = np.arange(len(order), dtype=np.int32)
+        return Rows(
+            ts_ns, np.zeros(count, np.int64), dur_ns, number, first[inverse], firsts, Texts(data, ends)
+        )
+
+    def _take_records(self, rows: Rows, at: int, keys: Int32s, made: _Made) -> int:
+        """Add the rows of events for rows of records, from a place on. Return the place of the next row."""
+        for place in range(at, len(rows)):
+            key = keys.item(rows.first.item(place))
+            record, text = self._described[key] if key >= 0 else ((), b"")
+            if not isinstance(record, dict):
+                return place
+            ts_ns, dur_ns, number = (of.item(place) for of in (rows.ts_ns, rows.dur_ns, rows.number))
+            for *columns, of, args in self._rows_of(
+                record, (ts_ns, dur_ns, number, text, rows.second[place])
+            ):
+                made.reserve(2 * len(rows) + 1)
+                called = self._record_number(of)
+                checked(self._core.tp_order_add(self._at, made.view, *columns, called, args, len(args)))
+                made.count += 1
+        return len(rows)
+
+    # Keys -----------------------------------------------------------------------------------------------
+
+    def _new_key(self, first: bytes, ts_ns: int) -> int:
+        """The number of a new key, or of one that has another track from a time on."""
+        key, text = _stated(first, self._tracks)
+        self._bytes += len(first)
+        if isinstance(key, dict):
+            return self._add_key(_RECORD, 0, 0, (key, text))
+        phase, track, name, category = key
+        until_ns, track = self._tracks.until(track, ts_ns), self._tracks.at(track, ts_ns)
+        stream = self._tracks.place(track).stream
+        if stream is None or _NUMBERS[phase] >= _NUMBERS[FLOW]:
+            return self._describe((phase, track, name, category), b"", until_ns)
+        flags = _IS_STREAM | (_IS_SUMMARY if stream.is_summary else 0)
+        return self._add_key(_NUMBERS[phase], flags, track, (key, b""))
+
+    def _describe(self, key: Key, part: bytes, until_ns: int = TIME_LIMIT_NS + 1) -> int:
+        """The number of the key of an event. On a stream, `part` has the arguments on which it depends."""
+        phase, track, name, category = key
+        place = self._tracks.place(track)
+        flags = (_IS_CALL if category in OF_CALLS else 0) | (_MAY_LAUNCH if self._may_launch(track) else 0)
+        if place.stream is not None:
+            flags |= _IS_STREAM | (_IS_SUMMARY if place.stream.is_summary else 0)
+            if _NUMBERS[phase] < _NUMBERS[FLOW]:
+                name = kernel_name(name, part)
+        if part:
+            moved = orjson.loads(begun({"name": name}, part)[0])
+            flags |= (
+                _IS_VARIANT | (_HAS_GRID if "grid" in moved else 0) | (_HAS_BLOCK if "block" in moved else 0)
+            )
+        if phase in (BEGIN, END):
+            name, category = map(self._tracks.long_names.shortened, (name, category))
+        elif phase == COUNTER:
+            name = place.counter
+        ahead = self._with_category(track, category, b"")
+        described = (phase, track, name, category), part
+        return self._add_key(_NUMBERS[phase], flags, track, described, (name, category), ahead, until_ns)
+
+    def _add_key(
+        self, phase: int, flags: int, track: int, described: tuple[Key | Record, bytes],
+        names: tuple[str, str] = ("", ""), ahead: bytes = b"", until_ns: int = TIME_LIMIT_NS + 1,
+    ) -> int:  # fmt: skip
+        texts = (self._names.setdefault(text, len(self._names)) for text in names)
+        number = self._track_numbers.setdefault(track, len(self._track_numbers))
+        self._described.append(described)
+        self._bytes += sum(map(len, names)) + len(ahead) + len(described[1])
+        add = self._core.tp_order_add_key
+        return checked(add(self._at, phase, flags, number, *texts, ahead, len(ahead), until_ns))
+
+    def _record_of(self, number: int, slot: int) -> bytes:
+        """A record of the events of a key."""
+        key, part = self._described[number]
+        assert isinstance(key, tuple)
+        phase, track, name, _ = key
+        if _NUMBERS[phase] >= _NUMBERS[FLOW]:
+            return self._record(_OF_FLOWS[slot], track, name)
+        if slot >= _OF_ENDS:
+            return self._record(END, track, name, slot > _OF_ENDS)
+        record = self._record(phase, track, name, slot >= 2, slot % 2 == 1)
+        if phase == END or self._tracks.place(track).stream is None:
+            return record
+        return begun(orjson.loads(record), part)[0]
+
+    def _record_number(self, record: bytes) -> int:
+        number = self._record_numbers.get(record)
+        if number is None:
+            number = self._record_numbers[record] = len(self._record_numbers)
+            self._bytes += len(record)
+        return number
+
+    def _forget(self) -> None:
+        """Forget all keys, and the names and records that no open slice needs."""
+        self._core.tp_order_forget(self._at)
+        self._numbers.clear()
+        self._described.clear()
+        there = ctypes.c_void_p()
+        size = 5 * self._core.tp_order_open(self._at, ctypes.byref(there))
+        data = (ctypes.c_int32 * size).from_address(there.value) if there.value else bytearray()
+        # By open slice: that below, its name and category, whether it is a call, and the record of its end.
+        of = np.frombuffer(data, np.int32).reshape(-1, 5)
+        is_open = of[:, 3] >= 0
+        self._names = _renumber(self._names, of, is_open, [1, 2], {0})
+        self._record_numbers = _renumber(self._record_numbers, of, is_open, [4], set())
+        self._bytes = sum(map(len, self._names)) + sum(map(len, self._record_numbers))
+        self._bytes_max = max(_BYTES_MAX, 2 * self._bytes)
+
+    # Flows, and what is counted -------------------------------------------------------------------------
+
+    def _goes_on(self, phase: str, number: int) -> tuple[str, int] | None:
+        made = np.zeros(2, np.int64)
+        if not checked(self._core.tp_order_flow(self._at, _NUMBERS[phase], number, made.ctypes.data)):
+            return None
+        return _ROW_PHASES[int(made[0])], int(made[1])
+
+    def _note_counts(self) -> None:
+        counts = np.zeros(2 * len(_COUNTED), np.int64)
+        self._core.tp_order_counted(self._at, counts.ctypes.data)
+        numbers, order = counts.reshape(2, -1).tolist()
+        for _, words, count in sorted(zip(order, _COUNTED, numbers, strict=True)):
+            if count:
+                self.counted[words] = count
+
+
+class _Made:
+    """Room for rows of events."""
+
+    def __init__(self, room: int) -> None:
+        self.count = 0
+        self.numbers: Int64s = np.empty((4, room), np.int64)
+        self.records = np.empty(room, np.int32)
+        self._set_view()
+
+    def _set_view(self) -> None:
+        columns = [*self.numbers, self.records]
+        self.view = ctypes.byref(OrderMade(*(column.ctypes.data for column in columns)))
+
+    def reserve(self, room: int) -> None:
+        """Have room for so many rows more than those that Python has added."""
+        if self.count + room > len(self.records):
+            room = 2 * (self.count + room)
+            numbers, records = self.numbers, self.records
+            self.numbers, self.records = np.empty((4, room), np.int64), np.empty(room, np.int32)
+            self.numbers[:, : numbers.shape[1]], self.records[: len(records)] = numbers, records
+            self._set_view()
+
+
+def _renumber(
+    numbers: dict[K, int], of: Int32s, is_open: Bools, columns: list[int], more: set[int]
+) -> dict[K, int]:
+    """New numbers of the texts that open slices have in these columns, which are changed, and of `more`."""
+    kept = sorted({*of[is_open][:, columns].flatten().tolist(), *more})
+    new = np.zeros(len(numbers) + 1, np.int32)
+    new[kept] = np.arange(len(kept), dtype=np.int32)
+    for column in columns:
+        of[is_open, column] = new[of[is_open, column]]
+    texts = list(numbers)
+    return {texts[at]: place for place, at in enumerate(kept)}

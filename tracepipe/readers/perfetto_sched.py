@@ -286,14 +286,8 @@ class ThreadsInOrder:
                 return None
             of = {**of, "name": name}
         elif phase == BY_WHO_RUNS:
-            waker = self._on.get(cpu, 0)
-            phase, args = (
-                "I",
-                {
-                    "by_tid": self._tracks.waker(machine, waker, ts_ns),
-                    **(args or orjson.loads(second)),
-                },
-            )
+            waker = self._tracks.waker(machine, self._on.get(cpu, 0), ts_ns)
+            phase, args = "I", {"by_tid": waker, **(args or orjson.loads(second))}
         elif phase == AGAIN:
             # The thread is on a queue now. sched_waking has shown who woke it.
             if self._is_woken:

@@ -103,11 +103,6 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
     return Stream(int(gpu[1]), number) if number < 1 << 63 else None
 
 
-def is_summary_counter(name: str, unit: str) -> bool:
-    """Whether a counter is computed from other tracks, as the processor time of a process is."""
-    return (name, unit) in _UNITS_OF_SUMMARIES
-
-
 def kernel_name(name: str, second: bytes) -> str:
     """The whole name of a slice of a stream, which is in its arguments if its own is shorter."""
     whole = orjson.loads(second).get("kernel") if b'"kernel":' in second else None
@@ -706,7 +701,7 @@ class Tracks:
         if not self.is_own:
             return None
         counter = self._of(uuid).counter
-        if counter is not None and is_summary_counter(self._of(uuid).name, counter.unit):
+        if counter is not None and (self._of(uuid).name, counter.unit) in _UNITS_OF_SUMMARIES:
             return Stream(0, -1)
         stream = stream_of(self._path(self._chain(uuid)))
         return None if stream and counter is not None and not stream.is_summary else stream

@@ -314,17 +314,15 @@ class LineReader:
         for text, is_cut in chunks_of_text(stream, self.chunk_bytes):
             self.records, self.batch = [], SourceBatch(no_events())
             first += self.read_text(first, text.removeprefix(BOM) if first == 1 else text, is_cut)
-            yield self._in_columns()
+            self.batch.events = self.columns()
+            yield self.batch
         self.records, self.batch = [], SourceBatch(no_events())
         self.read_end()
         if not self.has_lines:
             self.batch.problems.append(Problem(0, "", self.no_line, skipped=False))
         if self.records or self.batch.problems or self.batch.foreign_lines or self.batch.printed:
-            yield self._in_columns()
-
-    def _in_columns(self) -> SourceBatch:
-        self.batch.events = self.columns()
-        return self.batch
+            self.batch.events = self.columns()
+            yield self.batch
 
     def columns(self) -> EventColumns:
         """The events of the batch."""

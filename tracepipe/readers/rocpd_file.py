@@ -182,7 +182,7 @@ def _is_id(value: object) -> bool:
 
 
 _TABLES: Final = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")
-_SIZES: Final = (
+SIZES: Final = (
     "workgroup_size_x", "workgroup_size_y", "workgroup_size_z", "grid_size_x", "grid_size_y", "grid_size_z",
 )  # fmt: skip
 _OWN: Final = len(COMMON)
@@ -197,7 +197,7 @@ class _Events:
 
     def sources(self) -> Iterator[tuple[str, Iterator[Values], AddRow]]:
         """The tables, with their rows in the order of time, and what adds a row."""
-        of_kernels = ("kernel_id", "dispatch_id", "group_segment_size", "private_segment_size", *_SIZES)
+        of_kernels = ("kernel_id", "dispatch_id", "group_segment_size", "private_segment_size", *SIZES)
         of_memory = ("type", "level", "name_id", "address", "size")
         sources: tuple[tuple[str, tuple[str, ...], str, AddRow], ...] = (
             ("region", ("name_id",), "start", self._region),

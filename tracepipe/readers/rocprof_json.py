@@ -21,7 +21,7 @@ from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import Problem, cut_text
 from tracepipe.readers.json_elements import JsonText, objects, parsed
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.rocpd_file import recording_in
+from tracepipe.readers.rocpd_file import SIZES, recording_in
 from tracepipe.readers.sqlite_tables import Database
 from tracepipe.units import counted
 
@@ -105,9 +105,6 @@ class JsonWalk(JsonText):
 
 TOP: Final = "rocprofiler-sdk-tool"
 _GPU: Final = 2  # rocprofiler_agent_type_t
-_SIZES: Final = (
-    "workgroup_size_x", "workgroup_size_y", "workgroup_size_z", "grid_size_x", "grid_size_y", "grid_size_z",
-)  # fmt: skip
 _TABLES: Final = {
     "string": ("id", "string"),
     "metadata": ("id", "tag", "value"),
@@ -119,7 +116,7 @@ _TABLES: Final = {
     "region": ("id", "pid", "tid", "start", "end", "event_id", "name_id"),
     "kernel_dispatch": (
         "id", "pid", "tid", "agent_id", "queue_id", "stream_id", "start", "end", "event_id", "kernel_id",
-        "dispatch_id", "group_segment_size", "private_segment_size", *_SIZES,
+        "dispatch_id", "group_segment_size", "private_segment_size", *SIZES,
     ),
     "memory_copy": (
         "id", "pid", "tid", "stream_id", "start", "end", "event_id", "name_id", "size", "dst_agent_id",

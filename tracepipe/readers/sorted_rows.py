@@ -13,8 +13,7 @@ import itertools
 import marshal
 import os
 import tempfile
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import merge
@@ -41,7 +40,7 @@ from tracepipe.event.model import Problem, cut_text
 from tracepipe.event.shape import TEXTS, shape_of
 from tracepipe.event.tables import new_tables, packed
 from tracepipe.event.warps import Others
-from tracepipe.native import library
+from tracepipe.native import library, owned, seed, text_of
 from tracepipe.native.signatures import SortedColumns
 
 
@@ -321,12 +320,8 @@ class NativeSortedRows(SortedRows):
     def __init__(self, core: ctypes.CDLL) -> None:
         super().__init__()
         self._core = core
-        self.at = core.tp_sorted_new(
-            int.from_bytes(os.urandom(8), "little"), NATIVE_RUN_ROWS, NATIVE_RUN_BYTES
-        )
-        if not self.at:
-            raise MemoryError
-        weakref.finalize(self, core.tp_sorted_free, self.at)
+        made = core.tp_sorted_new(seed(), NATIVE_RUN_ROWS, NATIVE_RUN_BYTES)
+        self.at = owned(self, made, core.tp_sorted_free)
 
     def add(self, row: SortedRow) -> None:
         *numbers, first, second = row
@@ -383,9 +378,7 @@ class NativeSortedRows(SortedRows):
             yield Rows(ts_ns, rank, dur_ns, number, first[:count].copy(), firsts, second)
 
     def _texts(self, which: int, ends: Int64s) -> Texts:
-        there = ctypes.c_void_p()
-        size = self._core.tp_sorted_texts(self.at, which, ctypes.byref(there))
-        return Texts(ctypes.string_at(there, size) if size else b"", ends)
+        return Texts(text_of(self._core.tp_sorted_texts, self.at, which), ends)
 
     @staticmethod
     def _good(result: int) -> int:
@@ -405,11 +398,18 @@ V = TypeVar("V")
 
 
 class Cache(dict[K, V]):
-    """Remembers what was made of a key. It is emptied when it is full."""
+    """Remembers what was made of a key, by `make` where that returns it with the size of its text. It is
+    emptied when it is full.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[K], tuple[V, int]] | None = None) -> None:
         super().__init__()
-        self._size_bytes = 0
+        self._make, self._size_bytes = make, 0
+
+    def __missing__(self, key: K) -> V:
+        if self._make is None:
+            raise KeyError(key)
+        return self.keep(key, *self._make(key))
 
     def keep(self, key: K, value: V, size_bytes: int) -> V:
         """Keep what was made of a key, with the size of its text."""
@@ -428,8 +428,10 @@ class SortedEvents:
 
     def __init__(self, rows: SortedRows | None = None) -> None:
         self.rows = row_sorter() if rows is None else rows
-        self.tables = new_tables()
-        self._shapes = Cache[bytes, int]()
+        self.tables = tables = new_tables()
+        self._shapes = Cache[bytes, int](
+            lambda first: (tables.number_of(shape_of(orjson.loads(first))), len(first))
+        )
         self._rounds = 0
 
     def add(
@@ -460,14 +462,7 @@ class SortedEvents:
         if self._rounds != tables.shape_rounds:
             self._rounds = tables.shape_rounds
             self._shapes.clear()
-        numbers = []
-        for first in rows.firsts:
-            number = self._shapes.get(first)
-            if number is None:
-                number = tables.number_of(shape_of(orjson.loads(first)))
-                self._shapes.keep(first, number, len(first))
-            numbers.append(number)
-        shapes = np.array(numbers, np.int32)
+        shapes = np.array([self._shapes[first] for first in rows.firsts], np.int32)
         tables.given_bytes += len(rows.second.data)
         args = tables.text_numbers(rows.second)
         return EventColumns(ts_ns, shapes[rows.first], args, rows.dur_ns, rows.number)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final, cast
 
@@ -20,7 +19,7 @@ import numpy as np
 import orjson
 
 from tracepipe.errors import FormatError, InputError
-from tracepipe.event.checks import OF_RANGES, RecordCheck, first_fault, long_texts, ranges_fault
+from tracepipe.event.checks import OF_RANGES, first_fault, long_texts, ranges_fault
 from tracepipe.event.columns import (
     NO_INDEX,
     NONE,
@@ -37,12 +36,14 @@ from tracepipe.event.columns import (
 )
 from tracepipe.event.model import (
     COLUMN_LIMIT,
+    NAME_BYTES_MAX,
     OTHERS,
     SCHEMA_VERSION,
     Header,
     Problem,
     Record,
     WarpBatch,
+    cut_text,
 )
 from tracepipe.event.schema import fields_of
 from tracepipe.event.shape import index_of
@@ -60,7 +61,7 @@ from tracepipe.event.warps import (
     joined_optional,
     places_of,
 )
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned, text_of
 from tracepipe.native.signatures import Columns, WarpLines
 from tracepipe.readers.recording import (
     BOM,
@@ -92,8 +93,8 @@ _LINE_BYTES_MAX = 512
 class LineColumns:
     """Reads text that is whole lines: those that start with their time and repeat others."""
 
-    def __init__(self, tables: Tables, check: RecordCheck) -> None:
-        self._tables, self._check = tables, check
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
         self._rounds = 0
         self._rests: list[Rest] = []
         self._known: dict[bytes, int] = {}
@@ -143,7 +144,7 @@ class LineColumns:
         if is_too_deep(text, record) or "ts_ns" in record or "phase" not in record:
             return None
         record["ts_ns"] = 0
-        if self._check.fault(record) or record["type"] in OTHERS or long_texts(record):
+        if first_fault(record) or record["type"] in OTHERS or long_texts(record):
             return None
         shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
         launch = signed(record.get("launch", record.get("flow", 0)))
@@ -164,8 +165,8 @@ _WARPS = -3
 class NativeLines:
     """Reads lines of the native grammar."""
 
-    def __init__(self, core: ctypes.CDLL, tables: NativeTables, check: RecordCheck) -> None:
-        self._core, self._tables, self._check = core, tables, check
+    def __init__(self, core: ctypes.CDLL, tables: NativeTables) -> None:
+        self._core, self._tables = core, tables
         self._warps = NativeWarpLines(core)
         self._columns = [np.empty(_ROOM, kind) for kind in _KINDS]
         self._index = no_indices(_ROOM)
@@ -182,11 +183,8 @@ class NativeLines:
         parts, index = [], []
         while done.value <= len(text):
             out = ctypes.byref(self._view), ctypes.byref(indices)
-            count = self._core.tp_read_lines(
-                self._tables.reader, text, len(text), ctypes.byref(done), *out, _ROOM
-            )
-            if count < 0:
-                raise MemoryError
+            refs = self._tables.reader, text, len(text), ctypes.byref(done), *out, _ROOM
+            count = checked(self._core.tp_read_lines(*refs))
             parts.append([column[:count].copy() for column in self._columns])
             index.append((self._index[:count].copy() if indices.value else None, count))
             if indices.value:
@@ -223,7 +221,7 @@ class NativeLines:
         if self._rounds != self._tables.shape_rounds:
             self._rounds = self._tables.shape_rounds
             self._bad = {at for at, one in enumerate(self._tables.shapes) if one is None}
-        if self._tables.parse_shapes(self._check):
+        if self._tables.parse_shapes():
             self._bad.update(
                 at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None
             )
@@ -269,10 +267,7 @@ class NativeWarpLines:
 
     def __init__(self, core: ctypes.CDLL) -> None:
         self._core = core
-        self._batch = core.tp_batch_new()
-        if not self._batch:
-            raise MemoryError
-        weakref.finalize(self, core.tp_batch_free, self._batch)
+        self._batch = owned(self, core.tp_batch_new(), core.tp_batch_free)
         self._known: dict[bytes, tuple[Record, list[str]] | None] = {}
         """By the text of a launch: its record and the names of its ranges; None where the line is bad."""
 
@@ -293,8 +288,7 @@ class NativeWarpLines:
         out = WarpLines(*(column.ctypes.data for column in (is_read, ts_ns, launch, end, counts)))
         columns = at.ctypes.data, size.ctypes.data, ctypes.byref(out)
         self._core.tp_batch_read(self._batch, text, lines, *columns)
-        texts = ctypes.c_void_p()
-        there = ctypes.string_at(texts, self._core.tp_batch_rest(self._batch, ctypes.byref(texts)))
+        there = text_of(self._core.tp_batch_rest, self._batch)
         values = []
         for place in range(len(WARP_COLUMNS)):
             column = ctypes.c_void_p()
@@ -388,6 +382,7 @@ def _are_good(values: list[Int64s], counts: Int64s, last: Int64s) -> tuple[Bools
 CHUNK_BYTES = 1 << 18
 _HEADER_BYTES_MAX = 1 << 20
 _NO_HEADER = "Check that the file starts with a tracepipe/1 header."
+_SECOND_HEADER = "is a second header: what follows is read with the first header"
 STACK = "stack"
 # This takes the place of a record whose stack is in the tables, as parsed stacks take thirty times their
 # text.
@@ -402,15 +397,14 @@ class _Parser:
 
     def __init__(self) -> None:
         core = library()
-        self._check = RecordCheck()
         self.tables: Tables
         self._lines: LineColumns | NativeLines
         if core is None:
             self.tables = Tables()
-            self._lines = LineColumns(self.tables, self._check)
+            self._lines = LineColumns(self.tables)
         else:
             self.tables = tables = NativeTables(core)
-            self._lines = NativeLines(core, tables, self._check)
+            self._lines = NativeLines(core, tables)
 
     def parse(self, first: int, text: bytes) -> tuple[SourceBatch, int]:
         """The events of `text`, a problem for each line that has none, and how many lines there are."""
@@ -447,15 +441,22 @@ class _Parser:
         if is_too_deep(text, record):
             problems.append(Problem(line, "", TOO_DEEP))
             return None
-        kept = self._check.keep((record,), line, problems)
-        if kept and kept[0]["type"] == STACK:
-            if self.tables.stacks.add(kept[0], line):
+        if fault := first_fault(record):
+            problems.append(Problem(line, *fault))
+            return None
+        if record["type"] == "header":
+            problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
+            return None
+        for field in long_texts(record):
+            record[field] = cut_text(record[field])
+            words = f"is longer than {NAME_BYTES_MAX} bytes and was cut"
+            problems.append(Problem(line, field, words, skipped=False))
+        if record["type"] == STACK:
+            if self.tables.stacks.add(record, line):
                 return _A_STACK
             problems.append(Problem(line, "id", "is that of an earlier stack, which is kept"))
             return None
-        if kept and kept[0]["type"] == THREAD_EXIT:
-            return event_of_exit(kept[0])
-        return kept[0] if kept else None
+        return event_of_exit(record) if record["type"] == THREAD_EXIT else cast("Record", record)
 
 
 def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:

@@ -322,19 +322,13 @@ class _Space:
 
     def _add_flows(self) -> None:
         """Add the flows from producers to consumers."""
+        end = {"type": "annotation", "domain": "xla", "name": "context", "flow": 0}
         for at, (context, used_ns, user) in enumerate(self._used):
             if context in self._made:
                 made_ns, maker = self._made[context]
                 number = flow_number("xla", *context, at)
                 for phase, ts_ns, thread in (("s", made_ns, maker), ("f", used_ns, user)):
-                    end = {
-                        "type": "annotation",
-                        "domain": "xla",
-                        "name": "context",
-                        "phase": phase,
-                        "flow": 0,
-                    }
-                    self._sorted.add(ts_ns, end | thread, {}, rank=FLOW, flow=number)
+                    self._sorted.add(ts_ns, end | {"phase": phase} | thread, {}, rank=FLOW, flow=number)
         self._made, self._used = {}, []
 
     # Batches --------------------------------------------------------------------------------------------

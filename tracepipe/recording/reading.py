@@ -4,7 +4,6 @@ reads it: batches, progress, damage, and the account of what was found.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 from collections import Counter
@@ -12,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import orjson
@@ -82,26 +80,19 @@ def clock_records(stream: BinaryIO) -> Iterator[Record]:
                 yield record
 
 
-# Fewer take less than a megabyte while they are fitted.
-_MANY_PAIRS: Final = 1_000
-
-
 @dataclass(slots=True)
 class _Pairs:
     """The clock pairs of a recording, which can be iterated several times: those of the header, then those of
-    the file, where there is a `stream` to search. `given` counts them over all iterations.
+    the file, where there is a `stream` to search.
     """
 
     of_header: list[Record]
     stream: InputStream | None
-    given: int = 0
 
     def __iter__(self) -> Iterator[Record]:
         with nullcontext() if self.stream is None else self.stream.again() as again:
-            of_file = clock_records(cast(BinaryIO, again)) if again else ()
-            for pair in chain(self.of_header, of_file):
-                self.given += 1
-                yield pair
+            yield from self.of_header
+            yield from clock_records(cast(BinaryIO, again)) if again else ()
 
 
 @contextmanager
@@ -172,12 +163,7 @@ def open_recording(
         recording.batches = with_problems(problems, recording.batches)
         used = header.declared_clocks
         needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
-        pairs = _Pairs(of_header, stream if needs_others else None)
-        clocks = Clocks(header, pairs, assumed)
-        if pairs.given > _MANY_PAIRS and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-            # They take some MB while they are fitted, which the C library would keep in pieces. This goes
-            # through all that the process has freed. musl has no such function, and keeps no memory.
-            libc.malloc_trim(0)
+        clocks = Clocks(header, _Pairs(of_header, stream if needs_others else None), assumed)
         # A header names the clocks of all GPUs, but they may have done nothing.
         is_related = all(clocks.get(clock) is not None for clock in used if clock.startswith(GLOBALTIMER))
         if not is_growing and (recording.is_undeclared or not is_related):
