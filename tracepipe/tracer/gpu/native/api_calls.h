@@ -158,7 +158,7 @@ class ApiCalls {
         KeptBuffer *kept = nullptr;
         size_t used = 0, sent = 0;
     };
-    static constexpr uint64_t REPLAY_NS = 20'000'000;
+    static constexpr uint64_t REPLAY_NS = 250'000'000;
     static constexpr size_t SENT_AT_ONCE = (1 << 16) / sizeof(Call);
 
     static constexpr uint32_t functions(CUpti_CallbackDomain domain) {
