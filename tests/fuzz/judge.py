@@ -22,6 +22,7 @@ from tests.golden.both import converted
 from tests.golden.seen import ReplayFormat, replay
 from tests.support.cores import cores_here, running
 from tracepipe import cli
+from tracepipe.analyses.gates import Gate
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import TracepipeError
 from tracepipe.event import tables
@@ -52,6 +53,11 @@ _OPTIONS: dict[Any, tuple[Any, ...]] = {
     str: ("", "1us", "0", "a", "k.*"),
     bool: (True, False),
     str | Sequence[str]: ("", "*", "*=3", ("a", "k*=2")),
+    tuple[Gate, ...]: (
+        (),
+        (Gate.read("wall<=+3%"),),
+        (Gate.read("step<=-1us"), Gate.read("idle<=+0%")),
+    ),
 }
 
 
