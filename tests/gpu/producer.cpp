@@ -59,7 +59,7 @@ static void launch(Channel &channel) {
     sort_exits(drained.exits);
     Seen seen = look(drained);
     LaunchRecord record{7, 1, 0, 0, {8001, 1, 1}, {8, 1, 1}, {1, 1, 1}, 5, 6, BY_CALL, seen.first_ns, seen.last_ns,
-                        8001, seen.begun, seen.whole, 0, 0};
+                        8001, seen.begun, seen.whole, 0, 0, 0};
     uint64_t name = 1;
     channel.put(KIND_NAME, &name, 8, "void f<int>(int*)");
     send(channel, record, drained);
@@ -68,7 +68,7 @@ static void plain(Channel &channel) {
     std::vector<Warp> warps(100);
     for (uint64_t at = 0; at < warps.size(); at++)
         warps[at] = {5000 + at, 7000 + at, uint32_t(at % 3 | at << 16), 0xff, 0, 0, 6000 + 2 * at, 8000 + 2 * at};
-    LaunchRecord record{3, 1, 0, 0, {100, 1, 1}, {8, 1, 1}, {}, 5, 6, BY_CALL, 5000, 6198, 100, 100, 100, 0, 0};
+    LaunchRecord record{3, 1, 0, 0, {100, 1, 1}, {8, 1, 1}, {}, 5, 6, BY_CALL, 5000, 6198, 100, 100, 100, 0, 0, 0};
     send(channel, record, {warps.data(), warps.size(), {}, 40});
 }
 static void shared(Channel &channel) {
@@ -153,7 +153,7 @@ static void marks(Channel &channel) {
     Warp third{10000, 3000, 1 | 0 << 16, ALL_LANES, 0, 0, 10500, 3000 + 2 * MARK_RING};
     Warp none{10000, 3000, 1 | 63 << 16, ALL_LANES, 0, 0, 10500, 3500};
     std::vector<Warp> warps{first, second, third, none};
-    LaunchRecord record{3, 1, 0, 0, {4, 1, 1}, {32, 1, 1}, {}, 5, 6, BY_CALL, 10000, 10900, 4, 4, 4, 0, 0};
+    LaunchRecord record{3, 1, 0, 0, {4, 1, 1}, {32, 1, 1}, {}, 5, 6, BY_CALL, 10000, 10900, 4, 4, 4, 0, 0, 0};
     channel.put(KIND_KERNEL, &record, sizeof record);
     WarpColumns().send(
         record.launch, {warps.data(), warps.size(), {}},
@@ -187,7 +187,7 @@ static void calls(Channel &channel) {
     });
     std::vector<Warp> warps{{10000, 900, 5 << 16, ALL_LANES, 0xff000000, 0, 10500, 1600}};
     std::vector<Exit> exits{{10900, 2000, 0, 0x00ffffff, 0}};
-    LaunchRecord record{3, 1, 0, 0, {1, 1, 1}, {32, 1, 1}, {}, 5, 6, BY_CALL, 10000, 10900, 1, 1, 1, 0, 0};
+    LaunchRecord record{3, 1, 0, 0, {1, 1, 1}, {32, 1, 1}, {}, 5, 6, BY_CALL, 10000, 10900, 1, 1, 1, 0, 0, 0};
     channel.put(KIND_KERNEL, &record, sizeof record);
     WarpColumns().send(
         record.launch, {warps.data(), warps.size(), exits},

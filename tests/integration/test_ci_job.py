@@ -62,7 +62,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with two commits: in the second one each step takes a fifth longer."""
+    """A repository with two commits: in the second one each step takes four times as long."""
     compiler = shutil.which("g++")
     headers = [folder for folder in FOLDERS if (folder / "nvtx3/nvToolsExt.h").exists()]
     if compiler is None or not headers or shutil.which("git") is None:
@@ -81,7 +81,7 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     folder.mkdir()
     git(folder, "init", "-q")
-    for loops in (400_000, 480_000):
+    for loops in (400_000, 1_600_000):  # other programs of the machine delay steps too
         (folder / "loops").write_text(str(loops))
         git(folder, "add", "loops")
         git(folder, "commit", "-qm", f"{loops}")

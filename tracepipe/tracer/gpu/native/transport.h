@@ -54,7 +54,7 @@ constexpr size_t CHANNEL_HEADER_BYTES = 4096;
 constexpr size_t RECORD_HEADER_BYTES = 32;
 constexpr unsigned KINDS = 64;
 
-// Kinds that every engine has. Other kinds begin at 16 (warps), 39 (kernels) and 56 (annotations). All
+// Kinds that every engine has. Other kinds begin at 16 (warps), 38 (kernels) and 56 (annotations). All
 // integers little-endian, texts UTF-8 without a NUL up to the end of the payload.
 enum Kind : uint16_t {
     KIND_NAME = 1,   // | id u64 | text: a name to which later records of this pid refer by id
