@@ -414,7 +414,7 @@ Attached begin(bool is_late) {
         if (!record()) return give_up();
         if (!windows.is_open()) {
             record_nothing();
-            calls.close();
+            calls.close(true);
         }
         channel.followed(followed_turns);
     }
