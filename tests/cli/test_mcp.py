@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.support.program import PYTHONPATH
 from tests.support.recordings import span, write
 from tracepipe.api.mcp import ABOUT, MAX_BYTES, Answers
 from tracepipe.api.options import ReadOptions
-from tracepipe.api.reports import REPORTS, make
+from tracepipe.api.reports import REPORTS, make, with_all_rows
 from tracepipe.errors import TracepipeError
 
 TRACES = ("capture-h200-training", "gpu-stalls-h200", "nsys-h100", "python-stacks", "device-memory")
@@ -59,8 +59,7 @@ def named(folder: Path, trace: str) -> str:
 def reported(path: Path, tool: str) -> dict[str, Any]:
     """The parts of a report as the command prints them."""
     report = REPORTS[tool]
-    options = report.options()
-    options = replace(options, top=0) if hasattr(options, "top") and tool != "summary" else options
+    options = with_all_rows(report.options())
     made = make(report, [[str(path)]], options, ReadOptions(), showing=lambda what: nullcontext())
     return made.result.as_json()
 
@@ -204,6 +203,23 @@ def test_a_companion_is_read_from_the_folders_alone(answers: Answers, folder: Pa
     run = named(folder, "gpu-stalls-h200")
     reply = answers.call("stalls", {"run": run, "warps": "../../etc/passwd"})
     assert (reply.is_error, "Nothing that may be read" in reply.text) == (True, True)
+
+
+def test_a_kept_report_is_made_again_where_a_file_has_changed(tmp_path: Path) -> None:
+    """Also one that an option names."""
+    for name in ("gpu-stalls", "warps-slots"):
+        shutil.copy(FIXTURES / name / "input.jsonl", tmp_path / f"{name}.jsonl")
+    answers, given = Answers([str(tmp_path)]), {"run": "gpu-stalls.jsonl", "warps": "warps-slots.jsonl"}
+    assert [answers.call("stalls", given).is_error for _ in range(2)] == [False, False]
+    (tmp_path / "warps-slots.jsonl").write_text("no recording")
+    assert answers.call("stalls", given).is_error
+
+
+def test_the_command_that_shows_a_recording_is_safe_in_a_shell(tmp_path: Path) -> None:
+    name = "$(touch x) 'y'.jsonl"
+    write(tmp_path / name, span(2_000, 3_000, "cudaMalloc"))
+    shown = answer(Answers([str(tmp_path)]), "layers", run=name)["show"]
+    assert shlex.split(shown) == ["tracepipe", "open", str(tmp_path / name)]
 
 
 def test_names_are_data_and_harmless(tmp_path: Path) -> None:

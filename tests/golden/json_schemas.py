@@ -19,7 +19,16 @@ from typing import Any
 from tests.golden.cases import FIXTURES, Case, cases
 from tracepipe.analyses.gates import Gate
 from tracepipe.api.options import ReadOptions
-from tracepipe.api.reports import OF_JOBS, REPORTS, VERSION, JobOptions, Made, make, make_of_job
+from tracepipe.api.reports import (
+    OF_JOBS,
+    REPORTS,
+    VERSION,
+    JobOptions,
+    Made,
+    make,
+    make_of_job,
+    with_all_rows,
+)
 from tracepipe.errors import TracepipeError
 from tracepipe.printable import json_text
 from tracepipe.reports.report import Table
@@ -58,9 +67,7 @@ def runs(case: Case) -> Iterator[Run]:
 def made_of(run: Run, name: str) -> Iterator[Made]:
     """A report of a recording, with all rows, and with the options that add parts; none where it refuses."""
     report = REPORTS[name]
-    options = report.options()
-    if hasattr(options, "top"):
-        options = replace(options, top=0)
+    options = with_all_rows(report.options())
     for given in ({}, _MORE[name]) if name in _MORE else ({},):
         asked = replace(options, **given)
         try:

@@ -12,6 +12,7 @@ as its names may be anybody's.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import traceback
@@ -27,8 +28,8 @@ from typing import Any, Final, get_args
 from tracepipe import __version__, paths
 from tracepipe.api.dataset import QueryOptions, answered, is_dataset
 from tracepipe.api.options import ReadOptions
-from tracepipe.api.reports import REPORTS, JobOptions, Made, make, make_of_job
-from tracepipe.dataset.build import ENDINGS
+from tracepipe.api.reports import REPORTS, JobOptions, Made, make, make_of_job, with_all_rows
+from tracepipe.dataset.build import may_be_recording
 from tracepipe.errors import LibraryMissing, TracepipeError
 from tracepipe.options import Option, options_of
 from tracepipe.printable import json_text, printable
@@ -83,39 +84,8 @@ class Answers:
         for folder in self._folders:
             if not paths.is_folder(folder):
                 raise TracepipeError(f"Not a folder: {folder}", "Name folders that have recordings.")
-
-    def tools(self) -> list[Tool]:
-        """All tools."""
-        run = {"type": "string", "description": "A recording, as `recordings` lists it."}
-        of_job = {**run, "description": "A folder of recordings of ranks, a dataset or a recording."}
-        sql = {
-            "run": {**run, "description": "A recording or a dataset."},
-            "sql": {
-                "type": "string",
-                "description": "A SELECT in DuckDB's SQL on the tables that `schema` lists, or, of a "
-                "recording, in Perfetto's SQL (slice, thread_track, …), for which it is converted first.",
-            },
-        }
-        found = [
-            _tool("recordings", "List the recordings and datasets below the folders.", {}),
-            _tool("ranks", "Find the slow ranks of a job, and what they cost.", {"run": of_job}, JobOptions),
-            _tool("schema", "List the tables for SQL, with their columns.", {"run": sql["run"]}),
-            _tool("sql", "Ask a recording or a dataset in SQL, read-only.", sql),
-            _tool("picture", "Draw the timeline, warps, skew and latencies of a recording.", {"run": run}),
-        ]
-        for name, report in self._reports():
-            several = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-            inputs = (
-                {side.lower(): {**several, "description": f"Recordings of {side}."} for side in report.inputs}
-                if report.takes_several
-                else {"run": run}
-            )
-            found.append(_tool(name, REPORTS.about(name), inputs, report.options))
-        return found
-
-    @staticmethod
-    def _reports() -> Iterator[tuple[str, Any]]:
-        return ((name, REPORTS[name]) for name in REPORTS if REPORTS[name].output is None)
+        self.tools: Mapping[str, Tool] = {tool.name: tool for tool in _tools()}
+        """All tools by name."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
         """The reply of a tool. An error is a reply too."""
@@ -128,13 +98,13 @@ class Answers:
             return Reply(f"This is a bug of tracepipe: {type(error).__name__}.", is_error=True)
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Reply:
-        tools = {tool.name: tool for tool in self.tools()}
-        if name not in tools:
-            raise TracepipeError(f"No such tool: {name}", f"There are {', '.join(tools)}.")
-        allowed = tools[name].schema["properties"]
+        if name not in self.tools:
+            raise TracepipeError(f"No such tool: {name}", f"There are {', '.join(self.tools)}.")
+        schema = self.tools[name].schema
+        allowed = schema["properties"]
         if strange := [key for key in arguments if key not in allowed]:
             raise TracepipeError(f"{name} has no argument {strange[0]}.", f"It has {', '.join(allowed)}.")
-        if missing := [key for key in tools[name].schema["required"] if key not in arguments]:
+        if missing := [key for key in schema["required"] if key not in arguments]:
             raise TracepipeError(f"{name} needs the argument {missing[0]}.")
         how = _Asked.of(arguments)
         if name == "recordings":
@@ -159,7 +129,8 @@ class Answers:
         report = REPORTS[name]
         options = _options(report.options, arguments, self._path, report.companions)
         read = partial(make, report, inputs, options, ReadOptions(), showing=_quietly)
-        files = [path for some in inputs for path in some]
+        companions = [path for one in report.companions if (path := getattr(options, one))]
+        files = [*(path for some in inputs for path in some), *companions]
         # What is in a folder may change without it.
         made = read() if paths.is_folder(files[0]) else self._once((name, options), files, read)
         return self._reply_of(made, inputs[-1][0], how)
@@ -190,7 +161,7 @@ class Answers:
         ]
         kind = "ranks" if made.dataset else "open"
         more = {"title": made.result.title, "recordings": recordings, "notes": made.result.notes}
-        return how.reply(parts, more, show=f"tracepipe {kind} {self._shown(path)}")
+        return how.reply(parts, more, show=f"tracepipe {kind} {shlex.quote(path)}")
 
     def _schema(self, path: str, how: _Asked) -> Reply:
         with answered(path, "show tables", QueryOptions(), notify=_ignore, showing=_quietly) as found:
@@ -236,7 +207,7 @@ class Answers:
                     folders.clear()
                     continue
                 folders[:] = (name for name in folders if name[0] != ".")
-                found += (Path(place, name) for name in names if name[0] != "." and name.endswith(ENDINGS))
+                found += (Path(place, name) for name in names if may_be_recording(name))
         rows = []
         for path in found:
             kind = "dataset" if paths.is_folder(path) else "recording"
@@ -265,7 +236,7 @@ def serve(folders: Sequence[str]) -> None:
             input_schema=tool.schema,
             annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False),
         )
-        for tool in answers.tools()
+        for tool in answers.tools.values()
     ]
     one_at_a_time = anyio.Lock()
 
@@ -289,6 +260,35 @@ def serve(folders: Sequence[str]) -> None:
             await server.run(read, write, server.create_initialization_options())
 
     anyio.run(run)
+
+
+def _tools() -> Iterator[Tool]:
+    """Yield all tools. The reports that write files are none."""
+    run = {"type": "string", "description": "A recording, as `recordings` lists it."}
+    of_job = {**run, "description": "A folder of recordings of ranks, a dataset or a recording."}
+    sql = {
+        "run": {**run, "description": "A recording or a dataset."},
+        "sql": {
+            "type": "string",
+            "description": "A SELECT in DuckDB's SQL on the tables that `schema` lists, or, of a recording, "
+            "in Perfetto's SQL (slice, thread_track, …), for which it is converted first.",
+        },
+    }
+    yield _tool("recordings", "List the recordings and datasets below the folders.", {})
+    yield _tool("ranks", "Find the slow ranks of a job, and what they cost.", {"run": of_job}, JobOptions)
+    yield _tool("schema", "List the tables for SQL, with their columns.", {"run": sql["run"]})
+    yield _tool("sql", "Ask a recording or a dataset in SQL, read-only.", sql)
+    yield _tool("picture", "Draw the timeline, warps, skew and latencies of a recording.", {"run": run})
+    several = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+    for name, report in REPORTS.items():
+        if report.output is not None:
+            continue
+        inputs: dict[str, Any] = {"run": run}
+        if report.takes_several:
+            inputs = {
+                one.lower(): {**several, "description": f"Recordings of {one}."} for one in report.inputs
+            }
+        yield _tool(name, REPORTS.about(name), inputs, report.options)
 
 
 def _tool(name: str, description: str, inputs: dict[str, Any], options: type | None = None) -> Tool:
@@ -335,10 +335,8 @@ def _options(
     """The dataclass of options with the values of arguments; `companions` are paths. Raises
     TracepipeError.
     """
-    # All rows, as an answer has those that fit, and can be asked for the others.
-    own = options_of(kind)
-    given: dict[str, Any] = {"top": 0} if "top" in own and "all" not in own else {}
-    for field, (of, option) in own.items():
+    given: dict[str, Any] = {}
+    for field, (of, option) in options_of(kind).items():
         if field not in arguments or field in _NOT_OFFERED:
             continue
         value = arguments[field]
@@ -357,7 +355,8 @@ def _options(
                 given[field] = option.value_of(of, str(value))
         except TracepipeError as error:
             raise TracepipeError(f"{field}: {error.message}", error.hint) from None
-    return kind(**given)
+    # An answer has the rows that fit, and can be asked for the others.
+    return kind(**given) if "top" in given else with_all_rows(kind(**given))
 
 
 def _texts(arguments: Mapping[str, Any], name: str) -> list[str]:

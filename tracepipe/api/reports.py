@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from tracepipe import paths
 from tracepipe.api.dataset import dataset_of
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 VERSION = 1
 """The version of what `--json` prints: a new one where something is taken away or has another type."""
 
-__all__ = ["REPORTS", "FileOutput", "FolderOutput", "JobOptions", "Made", "Report", "make", "make_of_job"]
+OptionsT = TypeVar("OptionsT")
+
+__all__ = [
+    "REPORTS", "FileOutput", "FolderOutput", "JobOptions", "Made", "Report", "make", "make_of_job",
+    "with_all_rows",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +154,15 @@ def make(
             facts, result = found()
             result.files[ending](out)
     return Made(report.name, result, facts, output=target)
+
+
+def with_all_rows(options: OptionsT) -> OptionsT:
+    """The options of a report, without a limit of rows. One with `all` has a screen of its own, and stays."""
+    if not hasattr(options, "top") or hasattr(options, "all"):
+        return options
+    given: Any = options
+    without_limit: OptionsT = replace(given, top=0)
+    return without_limit
 
 
 OF_JOBS = ("summary", "steps", "whatif")

@@ -59,7 +59,7 @@ _COMMANDS = {
         "machine", "List the functions and tracepoints that can be hooked on this machine, and test hooks.",
     ),
     "mcp": (
-        "mcp",
+        "dataset",
         "Answer agents: a server of the Model Context Protocol for the recordings below some folders, "
         "read-only.",
     ),

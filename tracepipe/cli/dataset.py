@@ -1,4 +1,4 @@
-"""The commands on datasets, which have the recordings of all ranks of a job, and queries."""
+"""The commands on datasets, which have the recordings of all ranks of a job, and queries, of agents too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracepipe.api.dataset import query as run_query
 from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import JobOptions, make_of_job
 from tracepipe.cli.options import TO_STANDARD, Force, Misuse, json_option, output_option, with_options
-from tracepipe.cli.reports import Shown, put_report, with_all_rows
+from tracepipe.cli.reports import Shown, for_programs, put_report
 from tracepipe.errors import InputError, QueryError
 from tracepipe.options import STANDARD, Option
 from tracepipe.terminal.messages import progress
@@ -97,7 +97,7 @@ def ranks(
     context: typer.Context,
 ) -> None:
     """Find the slow ranks of a job."""
-    options = with_all_rows(options, shown, context)
+    options = for_programs(options, shown, context)
     if options.master and options.engine != "spark":
         raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
     made = make_of_job(path, output, options, force=force, showing=progress)
@@ -106,6 +106,18 @@ def ranks(
     put_report(replace(made, output=""), shown)
     if output:
         say(f"wrote {output}")
+
+
+@app.command()
+def mcp(
+    folders: Annotated[
+        list[str], typer.Argument(help="Folders with recordings and datasets.", metavar="FOLDER...")
+    ],
+) -> None:
+    """Answer agents."""
+    from tracepipe.api.mcp import serve
+
+    serve(folders)
 
 
 @dataset.command()

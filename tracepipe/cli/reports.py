@@ -6,14 +6,14 @@ import inspect
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from tracepipe.api.options import OUTPUT, ReadOptions
-from tracepipe.api.reports import REPORTS, FileOutput, Made, Report, make
+from tracepipe.api.reports import REPORTS, FileOutput, Made, Report, make, with_all_rows
 from tracepipe.cli.options import (
     AS_RECORDING,
     RECORDING,
@@ -56,15 +56,10 @@ def put_report(made: Made, shown: Shown) -> None:
         put(line, colours=colours)
 
 
-def with_all_rows(options: Any, shown: Shown, context: typer.Context) -> Any:
-    """The options of a report: JSON is for programs, which get all rows unless they ask for fewer. One with
-    `all` has a screen of its own.
-    """
-    source = context.get_parameter_source("top")
-    is_default = getattr(source, "name", "") == "DEFAULT"
-    if shown.as_json and is_default and hasattr(options, "top") and not hasattr(options, "all"):
-        return replace(options, top=0)
-    return options
+def for_programs(options: Any, shown: Shown, context: typer.Context) -> Any:
+    """The options of a report: programs, which read JSON, get all rows unless they ask for fewer."""
+    is_default = getattr(context.get_parameter_source("top"), "name", "") == "DEFAULT"
+    return with_all_rows(options) if shown.as_json and is_default else options
 
 
 def app_of(name: str) -> typer.Typer:
@@ -87,7 +82,7 @@ def _command(report: Report) -> Callable[..., int]:
         force: bool = False,
         **given: Any,
     ) -> int:
-        options = with_all_rows(options, shown, context)
+        options = for_programs(options, shown, context)
         paths = [given.get(f"input_{at}") for at in range(len(report.inputs))]
         inputs = (
             _sides(report, paths, given)

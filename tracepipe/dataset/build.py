@@ -134,6 +134,11 @@ def _found_at(path: str, output: str) -> tuple[list[Source], str]:
     return found, root
 
 
+def may_be_recording(name: str) -> bool:
+    """Whether a file of that name is read where a folder is named."""
+    return name[0] != "." and name.endswith(ENDINGS)
+
+
 def _below(folder: Path, output: Path) -> Iterator[Path]:
     """The files below a folder that are named as recordings are, but for what is hidden and the dataset."""
     for place, folders, names in os.walk(folder):
@@ -141,7 +146,7 @@ def _below(folder: Path, output: Path) -> Iterator[Path]:
             name for name in folders if name[0] != "." and not paths.is_same(Path(place, name), output)
         )
         for name in names:
-            if name[0] != "." and name.endswith(ENDINGS):
+            if may_be_recording(name):
                 yield Path(place, name)
 
 
