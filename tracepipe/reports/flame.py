@@ -12,7 +12,7 @@ import numpy as np
 
 from tracepipe.analyses.gpu_work import gpu_work, idle_of
 from tracepipe.analyses.host_samples import HostSamples, Pieces, is_interpreter
-from tracepipe.analyses.idle_gaps import gaps_of
+from tracepipe.analyses.idle_gaps import BETWEEN, gaps_of
 from tracepipe.analyses.idle_places import idle_stacks
 from tracepipe.analyses.parts import Part, PartOptions, part_of, titled
 from tracepipe.event.columns import NONE
@@ -101,7 +101,7 @@ def _idle(run: Run, part: Part | None) -> Iterator[tuple[int, Pieces]]:
     if part is not None:
         idle = [one.within(part.spans) for one in idle]
     gaps = gaps_of(run, work, idle)
-    gaps = gaps.select(np.flatnonzero(gaps.where == 0))
+    gaps = gaps.select(np.flatnonzero(gaps.where == BETWEEN))
     if part is not None:
         gaps = gaps.within(part.spans.start_ns, part.spans.end_ns)
     yield from idle_stacks(run, gaps)

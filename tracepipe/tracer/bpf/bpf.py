@@ -160,9 +160,7 @@ def open_tracepoint(tracepoint_id: int) -> int:
 
 
 def open_clock(processor: int, hz: int) -> int:
-    """Create a perf event that goes off so many times a second on a processor, to which a program can be
-    linked. Raises OSError.
-    """
+    """Create a perf event that fires `hz` times a second on a processor, for `link_event`. Raises OSError."""
     return perf_event(_PERF_TYPE_SOFTWARE, _CPU_CLOCK, flags=_BY_FREQUENCY, period=hz, processor=processor)
 
 

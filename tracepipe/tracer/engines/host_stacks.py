@@ -33,6 +33,7 @@ from tracepipe.event.vocabulary import UNKNOWN_CODE
 from tracepipe.mangled_names import demangled
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.find.foreign import head_of
+from tracepipe.tracer.find.library import Mapping, mappings
 from tracepipe.tracer.records.record import (
     FRAMES,
     ON_CPU_SAMPLE,
@@ -124,14 +125,6 @@ _ADDRESS: Final = (1 << 48) - 1
 _TEXT_BYTES, _TABLE_BYTES = 1024, 1 << 16
 
 
-class _Mapping(NamedTuple):
-    start: int
-    end: int
-    offset: int
-    path: str
-    inode: int
-
-
 class Native(NamedTuple):
     """An address of native code: its file, the inode of that, and the offset in it; without a file the name
     of the mapping, or "", and the address.
@@ -170,7 +163,8 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._mappings: list[_Mapping] = []
+        self._mappings: list[Mapping] = []
+        """Those of code."""
         self._starts: list[int] = []
         self._maps = self._map_again_ns = 0
         self.layout: _Layout | None = None
@@ -190,14 +184,9 @@ class Process:
         return copy
 
     def read_mappings(self) -> None:
-        begun_ns, found = time.monotonic_ns(), list[_Mapping]()
+        begun_ns, found = time.monotonic_ns(), list[Mapping]()
         with suppress(OSError):
-            for line in Path(f"/proc/{self.pid}/maps").read_text(errors="replace").splitlines():
-                span, rights, offset, _, inode, *path = line.split(maxsplit=5)
-                if "x" in rights:
-                    start, _, end = span.partition("-")
-                    name = path[0].rstrip("\n") if path else ""
-                    found.append(_Mapping(int(start, 16), int(end, 16), int(offset, 16), name, int(inode)))
+            found = [one for one in mappings(self.pid) if one.is_code]
         if found:
             self._mappings, self._starts = found, [one.start for one in found]
         # While a program loads its libraries, its mappings change often.
