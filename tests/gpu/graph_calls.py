@@ -43,7 +43,7 @@ first, again = call("instantiate", graph), call("instantiate", graph)
 call("destroy", graph)
 call("replay", first), call("replay", again), library.wait()
 
-# A child graph in a child graph, and the inner one once more beside it.
+# A graph with two child graphs: `middle`, which contains `inner`, and `inner` itself.
 library.begin()
 library.launch(at(3))
 library.launch(at(4))
@@ -81,7 +81,7 @@ executable = call("instantiate", graph)
 call("destroy", graph), call("replay", executable), library.wait()
 
 
-def beside():
+def capture_on_second_stream():
     library.launch_second(at(12))
     library.launch_second(at(13))
 
@@ -89,7 +89,7 @@ def beside():
 # Two streams, captured by two threads.
 library.begin(), library.fork_stream()
 library.launch(at(14))
-thread = threading.Thread(target=beside)
+thread = threading.Thread(target=capture_on_second_stream)
 thread.start(), thread.join()
 library.launch(at(15))
 library.join_stream()

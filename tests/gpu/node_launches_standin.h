@@ -41,12 +41,7 @@ struct NodeLaunches {
         if (what == "replay") api("cuGraphLaunch", 514, nullptr, nullptr, [&] { replay(number, rest.substr(rest.find(':') + 1)); });
     }
     void begin() {
-        Sanitizer_ResourceContextData context{};
-        context.context = CONTEXT;
-        call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_CONTEXT_CREATION_FINISHED, &context);
-        Sanitizer_ResourceModuleData module{};
-        module.context = CONTEXT, module.module = MODULE;
-        call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &module);
+        make_context();
         while (!allocated) usleep(100);
     }
 

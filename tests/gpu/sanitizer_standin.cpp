@@ -207,6 +207,15 @@ void unload() {
         site(SANITIZER_API_EXIT, "cuModuleUnload", 16);
     }).detach();
 }
+// A context, and a module in it.
+void make_context() {
+    Sanitizer_ResourceContextData context{};
+    context.context = CONTEXT;
+    call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_CONTEXT_CREATION_FINISHED, &context);
+    Sanitizer_ResourceModuleData module{};
+    module.context = CONTEXT, module.module = MODULE;
+    call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &module);
+}
 #include "node_launches_standin.h"
 
 // For a program that loads this as a library.
@@ -216,12 +225,7 @@ extern "C" void standin_apply(const char *line) { node_launches.apply(line); }
 
 int main() {
     InitializeInjection();
-    Sanitizer_ResourceContextData context{};
-    context.context = CONTEXT;
-    call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_CONTEXT_CREATION_FINISHED, &context);
-    Sanitizer_ResourceModuleData module{};
-    module.context = CONTEXT, module.module = MODULE;
-    call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &module);
+    make_context();
     printed("begun");
     char word[64];
     while (scanf("%63s", word) == 1) {

@@ -12,53 +12,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.planted_causes import CAUSES
 from tests.support.program import PYTHONPATH
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ebpf]
 
 # Each cause lasts longer than the work that was launched before it.
-PLANTED = """
+PLANTED = (
+    f"""
 import gc, json, sys, threading, time
 import torch
 from torch.utils.data import DataLoader, Dataset
-
-now = time.monotonic_ns
-document = json.dumps([{"a": i, "b": [1.5, "text", None]} for i in range(400)])
-lock, go, held, running = threading.Lock(), threading.Event(), threading.Event(), True
-
+{CAUSES}"""
+    + """
 class Slow(Dataset):
     def __len__(self):
         return 10_000
     def __getitem__(self, _):
         time.sleep(0.03)
         return torch.ones(4)
-
-def repeat(ms, work):
-    end = now() + ms * 1_000_000
-    while now() < end:
-        work()
-
-def holder():
-    while go.wait() and running:
-        go.clear()
-        with lock:
-            held.set(), time.sleep(0.010)
-
-def parses():
-    repeat(17, lambda: json.loads(document))
-
-def sleeps():
-    time.sleep(0.012)
-
-def locks():
-    held.clear(), go.set(), held.wait()
-    with lock:
-        pass
-
-def computes():
-    count, end = 0, now() + 13_000_000
-    while now() < end:
-        count += 1
 
 def loads():
     next(loader)
@@ -87,6 +59,7 @@ def main():
 
 main()
 """
+)
 
 
 @pytest.mark.parametrize("layers", ["userspace,scheduler,host_sample", "host_sample"])

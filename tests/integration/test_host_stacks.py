@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.compiled import compiled
+from tests.support.planted_causes import CAUSES
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 from tracepipe.errors import CaptureUnavailable
@@ -101,9 +102,11 @@ int main(void) {
 
 # It plays the GPU: a kernel runs for 3 ms after each launch, whatever the program does then. It writes these
 # events, and how long each cause lasted while no kernel ran.
-PLANTED = """
+PLANTED = (
+    f"""
 import gc, json, multiprocessing, os, sys, threading, time
-now = time.monotonic_ns
+{CAUSES}"""
+    + """
 launches, ends = [], [0]
 
 def launch():
@@ -112,41 +115,11 @@ def launch():
     ends[0] = start + 3_000_000
     launches.append((begun, start, ends[0]))
 
-document = json.dumps([{"a": i, "b": [1.5, "text", None]} for i in range(400)])
-lock, go, held, running = threading.Lock(), threading.Event(), threading.Event(), True
-
-def repeat(ms, work):
-    end = now() + ms * 1_000_000
-    while now() < end:
-        work()
-
-def holder():
-    while go.wait() and running:
-        go.clear()
-        with lock:
-            held.set(), time.sleep(0.010)
-
-def parses():
-    repeat(17, lambda: json.loads(document))
-
-def sleeps():
-    time.sleep(0.012)
-
-def locks():
-    held.clear(), go.set(), held.wait()
-    with lock:
-        pass
-
 def collects():
     repeat(14, gc.collect)
 
 def waits():
     asked.put(1), given.get()
-
-def computes():
-    count, end = 0, now() + 13_000_000
-    while now() < end:
-        count += 1
 
 def worker(asked, given):
     while (one := asked.get()) is not None:
@@ -180,6 +153,7 @@ for name, begun, ended in causes:
         sums[name] = sums.get(name, 0) + max(0, min(ended, end) - max(begun, start))
 print(json.dumps({"idle_ns": sum(end - start for start, end in idle), "causes": sums}))
 """
+)
 
 
 def refuse(_: str) -> None:
