@@ -45,7 +45,7 @@ _OF_UNITS = {
 }
 _MORE: dict[str, dict[str, Any]] = {
     "diff": {"gates": (Gate.read("wall<=+3%"),)},
-    "summary": {"all": True},
+    "summary": {"all": True, "top": 0},
 }
 Schema = dict[str, Any]
 
