@@ -4,6 +4,7 @@ reads it: batches, progress, damage, and the account of what was found.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import re
 from collections import Counter
@@ -164,6 +165,9 @@ def open_recording(
         used = header.declared_clocks
         needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
         clocks = Clocks(header, _Pairs(of_header, stream if needs_others else None), assumed)
+        if needs_others and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+            # Up to 130,000 pairs take some MB while they are fitted, which glibc would keep in pieces.
+            libc.malloc_trim(0)
         # A header names the clocks of all GPUs, but they may have done nothing.
         is_related = all(clocks.get(clock) is not None for clock in used if clock.startswith(GLOBALTIMER))
         if not is_growing and (recording.is_undeclared or not is_related):
