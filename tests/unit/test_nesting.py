@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.cores import running
@@ -256,6 +256,36 @@ def test_an_end_finds_its_begin_on_an_overlap_row() -> None:
     assert bench.nesting.base(overlap) == row
     assert bench.nesting.row_count == 2
     assert bench.nesting.outcomes == Outcomes(overlaps=1)
+
+
+def test_a_slice_that_is_moved_is_not_put_into_one_that_began_later() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.nesting.set_horizon(30)
+    # The call ends before what it seemed to enclose, which had to leave another begin to an overlap row.
+    bench.add(row, ("B", 5), ("X", 5, {"dur": 4, "name": G}), ("B", 5, {"name": G + 1}), ("E", 7))
+    bench.nesting.close(row, 20)
+    assert short(bench.taken()) == [
+        (BEGIN, row, 5, NO_MARK, 0, NONE),
+        (BEGIN, row + 2, 5, NO_MARK, 1, NONE),
+        (END, row + 2, 9, NO_MARK, 1, NONE),
+        (BEGIN, row + 1, 5, NO_MARK, 2, NONE),
+        (END, row, 7, NO_MARK, 0, NONE),
+        (END, row + 1, 20, UNCLOSED, 2, NONE),
+    ]
+
+
+def test_slices_that_are_moved_together_nest_as_before() -> None:
+    bench = Bench()
+    row = bench.row()
+    bench.nesting.set_horizon(30)
+    inner = {"dur": 3, "name": G + 1}
+    bench.add(row, ("B", 5), ("X", 5, {"dur": 4, "name": G}), ("X", 5, inner), ("E", 7))
+    assert [(op[0], op[1], op[9]) for op in bench.taken() if op[0] == BEGIN] == [
+        (BEGIN, row, NONE),
+        (BEGIN, row + 1, NONE),
+        (BEGIN, row + 1, 1),
+    ]
 
 
 def test_an_end_is_rather_that_of_an_innermost_call() -> None:
@@ -564,12 +594,20 @@ def outcome(plan: list[Any]) -> list[Any]:
     return [*messages, nesting.outcomes, [nesting.base(row) for row in range(nesting.row_count)]]
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("BEEIX"), st.integers(0, 12)), max_size=40))
-def test_slices_never_cross(events: list[tuple[int, str, int]]) -> None:
+# Few times, so that much happens at the same one, and ends with and without a duration.
+crossing = st.tuples(
+    st.integers(0, 8), st.sampled_from("BBEEIX"), st.none() | st.integers(0, 6), st.integers(0, 2)
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(crossing, max_size=40), st.integers(-1, 20))
+def test_slices_never_cross(events: list[tuple[int, str, int | None, int]], horizon_ns: int) -> None:
     bench = Bench()
     row = bench.row()
-    for ts_ns, phase, dur in sorted(events):
-        bench.add(row, (phase, ts_ns, {"name": F + dur % 2, "dur": dur}))
+    bench.nesting.set_horizon(horizon_ns)
+    for ts_ns, phase, dur, name in sorted(events, key=lambda event: event[0]):
+        bench.add(row, (phase, ts_ns, {"name": F + name} | ({} if dur is None else {"dur": dur})))
     bench.nesting.close(row, 50)
     ops = sorted((op for op in bench.taken() if op[0] != INSTANT), key=lambda op: op[2])
     ends_ns = {op[8]: op[2] for op in ops if op[0] == END}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -265,6 +265,11 @@ class Row:
         self.last_ns = ts_ns
         return around
 
+    def changes_at(self, ts_ns: int) -> bool:
+        """Whether a slice began or ended here last at that time, or an X slice ends then."""
+        depth = self.unfinished(ts_ns)
+        return self.last_ns == ts_ns or (depth < len(self.ends) and self.ends[depth][0] == ts_ns)
+
     def around(self, ts_ns: int) -> int:
         """The innermost slice at that time, NONE if there is none."""
         if depth := self.unfinished(ts_ns):
@@ -443,11 +448,25 @@ class Nesting:
         else:
             self._complete(row, ts_ns, dur_ns or 0, name, event, NO_MARK)
 
-    def _place(self, row: int, first: Sequence[int], ts_ns: int, end_ns: int | None) -> int:
-        """The first of `first` and `row`'s overlap rows that takes a B or an X; else a new overlap row."""
+    def _place(
+        self,
+        row: int,
+        first: Sequence[int],
+        ts_ns: int,
+        end_ns: int | None,
+        moved_to: Container[int] | None = None,
+    ) -> int:
+        """The first of `first` and `row`'s overlap rows that takes a B or an X; else a new overlap row.
+
+        An X that is moved, to one of the rows `moved_to` or another, keeps its place among the operations.
+        What happened on another row at the time of its begin may have a later place, and would be drawn
+        inside it.
+        """
         for at in (*first, *self._rows[row].overlap_rows):
             one = self._rows[at]
             if ts_ns < one.last_ns or (end_ns is not None and one.open and end_ns > self._horizon_ns):
+                continue
+            if moved_to is not None and at not in moved_to and one.changes_at(ts_ns):
                 continue
             depth = one.unfinished(ts_ns)
             takes = len(one.open) + depth < DEPTH_MAX
@@ -553,12 +572,14 @@ class Nesting:
         moved = row.ends[: row.unfinished(ts_ns)]
         row.ends.clear()
         row.last_ns = _LAST_NS  # so that it takes none of them
+        moved_to: set[int] = set()
         for end_ns, slice_id, place in moved:
             if not 0 <= place < len(self._ops) - 1 or self._ops[place][8] != slice_id:
                 continue
             start_ns = self._ops[place][2]
-            at, parent = self._place(on, (), start_ns, end_ns), NONE
+            at, parent = self._place(on, (), start_ns, end_ns, moved_to), NONE
             if at != NO_ROW:
+                moved_to.add(at)
                 parent = self._rows[at].take(start_ns)
                 self._rows[at].ends.append((end_ns, slice_id, place))
                 self._rows[at].begun = place

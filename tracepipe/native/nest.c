@@ -35,6 +35,7 @@ typedef struct {
     int32_t base, next, overlap_count; /* the row whose overlaps it takes, and its next overlap row */
     int32_t above[2];                 /* rows of calls that may have caused what begins here */
     uint8_t starts_flows, on_stream;         /* at which of its open slices a flow may start */
+    uint8_t moved; /* while slices are moved: whether the last slice to begin here is one of them */
 } tp_row;
 
 typedef struct {
@@ -91,6 +92,27 @@ static int takes_slice(const tp_row *row, int64_t ts, int64_t end, int64_t horiz
     return row->open_count + depth < DEPTH_MAX && (!depth || end <= row->ends[depth - 1].end);
 }
 
+/* Whether a slice began or ended on a row last at that time, or an X slice ends there then. */
+static int changes_at(const tp_row *row, int64_t ts)
+{
+    int64_t depth = unfinished(row, ts);
+    return row->last == ts || (depth < row->ends_count && row->ends[depth].end == ts);
+}
+
+/* Which rows may take a slice: those that take a B, an X, or an X that is moved and keeps its place among the
+ * operations. What happened on a row at the time of its begin may have a later place, and would be drawn inside
+ * it. */
+typedef enum { TAKES_BEGIN, TAKES_SLICE, TAKES_MOVED } tp_takes;
+
+static int takes(const tp_row *row, tp_takes what, int64_t ts, int64_t end, int64_t horizon)
+{
+    if (what == TAKES_BEGIN)
+        return takes_begin(row, ts);
+    if (what == TAKES_MOVED && !row->moved && changes_at(row, ts))
+        return 0;
+    return takes_slice(row, ts, end, horizon);
+}
+
 /* The innermost slice of a row at that time, -1 without one. */
 static int64_t tp_row_around(const tp_row *row, int64_t ts)
 {
@@ -109,14 +131,13 @@ static int64_t tp_row_take(tp_row *row, int64_t ts)
     return around;
 }
 
-/* The row or overlap row that takes a B at `ts` (`is_begin`) or an X. `from` is the first to try: the row or
- * its first overlap row. NO_ROW if none takes it, less than NO_ROW where there is no memory. Rows may move.
- * */
-static int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t end, int is_begin)
+/* The row or overlap row that takes a slice at `ts`. `from` is the first to try: the row or its first overlap
+ * row. NO_ROW if none takes it, less than NO_ROW where there is no memory. Rows may move. */
+static int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t end, tp_takes what)
 {
     int32_t at = from, last = row;
     for (; at != NO_ROW; last = at, at = r->rows[at].next)
-        if (is_begin ? takes_begin(&r->rows[at], ts) : takes_slice(&r->rows[at], ts, end, r->horizon))
+        if (takes(&r->rows[at], what, ts, end, r->horizon))
             break;
     if (at != row)
         r->overlaps++;
@@ -407,7 +428,7 @@ static int64_t put(tp_nest *n, int kind, int32_t row, int64_t ts, int32_t name, 
 
 static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t flow)
 {
-    int32_t row = tp_rows_place(&n->rows, on, on, ts, 0, 1);
+    int32_t row = tp_rows_place(&n->rows, on, on, ts, 0, TAKES_BEGIN);
     if (row < NO_ROW)
         return TP_NO_MEMORY;
     int64_t slice_id = n->slice_id++, at = put(n, OP_BEGIN, row, ts, name, event, MARK_NONE, slice_id);
@@ -426,7 +447,7 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
 static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name, int32_t event, int mark)
 {
     int64_t end = tp_after(ts, dur);
-    int32_t row = tp_rows_place(&n->rows, on, on, ts, end, 0);
+    int32_t row = tp_rows_place(&n->rows, on, on, ts, end, TAKES_SLICE);
     if (row < NO_ROW)
         return TP_NO_MEMORY;
     int64_t slice_id = n->slice_id++, at = put(n, OP_BEGIN, row, ts, name, event, mark, slice_id);
@@ -486,7 +507,7 @@ static int set_aside(tp_nest *n, int32_t row, int32_t on, int64_t ts)
         if (moved.op < 0 || moved.op >= n->op_count - 1 || n->ops.slice_id[moved.op] != moved.slice_id)
             continue;
         int64_t start = n->ops.ts[moved.op];
-        int32_t at = tp_rows_place(&n->rows, on, n->rows.rows[on].next, start, moved.end, 0);
+        int32_t at = tp_rows_place(&n->rows, on, n->rows.rows[on].next, start, moved.end, TAKES_MOVED);
         if (at < NO_ROW)
             return -1;
         n->ops.row[moved.op] = n->ops.row[moved.op + 1] = at;
@@ -499,7 +520,10 @@ static int set_aside(tp_nest *n, int32_t row, int32_t on, int64_t ts)
             return -1;
         r->ends[r->ends_count++] = moved;
         r->begun = moved.op;
+        r->moved = 1;
     }
+    for (int32_t at = on; count && at != NO_ROW; at = n->rows.rows[at].next)
+        n->rows.rows[at].moved = 0;
     n->rows.rows[row].last = ts;
     return 0;
 }
@@ -696,7 +720,7 @@ TP_EXPORT int64_t tp_nest_one(tp_nest *n, int32_t row, int phase, int64_t ts, in
 /* Puts a slice on an overlap row of `row` and returns that; NO_ROW if none takes it. */
 TP_EXPORT int64_t tp_nest_overlap_row(tp_nest *n, int32_t row, int64_t ts, int64_t end)
 {
-    int32_t on = tp_rows_place(&n->rows, row, n->rows.rows[row].next, ts, end, 0);
+    int32_t on = tp_rows_place(&n->rows, row, n->rows.rows[row].next, ts, end, TAKES_SLICE);
     if (on < 0)
         return on;
     tp_row *r = &n->rows.rows[on];
