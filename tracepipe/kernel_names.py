@@ -12,6 +12,7 @@ _OPERATOR: Final = re.compile(r"\boperator ?(\(\)|\[\]|->\*?|<=>|<<=?|>>=?|<=?|>
 # The name of such an operator, as of a conversion, has blanks up to its parameters.
 _NAMED_OPERATOR: Final = re.compile(r'\boperator(?:"")? ')
 _PARTNERS: Final = {">": "<", ")": "(", "]": "[", "}": "{"}
+_BRACKET_OR_BLANK: Final = re.compile(r"[<>()\[\]{} ]")
 # Namespaces and classes before a name.
 _QUALIFIER: Final = re.compile(r"(?<![\w)}>:])(?:(?:\w+|\(anonymous namespace\)|<unnamed>)::)+(?=[\w~])")
 # Names that are remembered: to shorten one takes some 100 µs, and a kernel has many shapes.
@@ -136,7 +137,8 @@ def _brackets(text: str) -> tuple[int, list[int]]:
     before the parenthesis ends is no bracket.
     """
     open_at, blanks, closed = list[int](), list[int](), -1
-    for at, letter in enumerate(text):
+    for found in _BRACKET_OR_BLANK.finditer(text):
+        at, letter = found.start(), found[0]
         if letter in _PARTNERS.values():
             open_at.append(at)
         elif letter in _PARTNERS:
@@ -146,6 +148,6 @@ def _brackets(text: str) -> tuple[int, list[int]]:
             while open_at and text[open_at[-1]] == "<":
                 open_at.pop()
             closed = open_at.pop() if open_at and text[open_at[-1]] == _PARTNERS[letter] else -1
-        elif letter == " " and not open_at:
+        elif not open_at:
             blanks.append(at)
     return closed if text.endswith(")") else -1, blanks

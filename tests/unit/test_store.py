@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracepipe.event.tables
@@ -270,8 +270,7 @@ def tables_of(run: Run) -> dict[str, list[Row]]:
     return tables
 
 
-def assert_as_expected(path: Path, **options: Any) -> None:
-    run = load_run(str(path), **options)
+def assert_as_expected(run: Run, path: Path, **options: Any) -> None:
     expected, outcomes = expected_tables(events_of(str(path), **options), run.facts.end_ns)
     found = tables_of(run)
     if run.shapes.number_of("layer", LAYER) != NO_SUCH:  # whose stacks are made of slices
@@ -284,11 +283,20 @@ def assert_as_expected(path: Path, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
-@pytest.mark.parametrize(("core", "rows"), [("pure", 5), ("native", 5), ("native", 1 << 15)])
-def test_rows_are_those_of_the_reference(case: Case, core: str, rows: int) -> None:
+def test_rows_are_those_of_the_reference(case: Case) -> None:
     options = case.options()
-    with running(core), small_parts(rows):
-        assert_as_expected(case.input, assumed=options.assumed, undated=options.undated)
+    how = {"assumed": options.assumed, "undated": options.undated}
+    others = ("gpu_thread", "warps", "warp_exits", "warp_ranges", "stack_frames", "losses", "gpu_samples")
+    whole = load_run(str(case.input), **how)
+    assert_as_expected(whole, case.input, **how)
+    # What the reading of one part has to remember for the next is in the tables too.
+    with small_parts(5):
+        parts = load_run(str(case.input), **how)
+    assert (parts.facts.outcomes, parts.facts.end_ns) == (whole.facts.outcomes, whole.facts.end_ns)
+    assert tables_of(parts) == tables_of(whole)
+    for name in others:
+        of_parts, of_whole = (one.store.rows(f"select * from store.{name}") for one in (parts, whole))
+        assert repr(of_parts) == repr(of_whole)
 
 
 _NAMES = st.sampled_from(["f", "g", "h"])
@@ -322,6 +330,7 @@ def _events(draw: st.DrawFn) -> Row:
 
 
 @pytest.mark.parametrize("core", CORES)
+@settings(max_examples=40)
 @given(events=st.lists(_events(), max_size=40), in_order=st.booleans(), rows=st.integers(1, 9))
 def test_any_events_have_the_rows_of_the_reference(
     core: str, events: list[Row], in_order: bool, rows: int, tmp_path_factory: pytest.TempPathFactory
@@ -330,7 +339,7 @@ def test_any_events_have_the_rows_of_the_reference(
         events = sorted(events, key=lambda one: one["ts_ns"])
     path = write(tmp_path_factory.mktemp("made") / "run.jsonl", *events)
     with running(core), small_parts(rows):
-        assert_as_expected(path)
+        assert_as_expected(load_run(str(path)), path)
 
 
 def test_slices_for_which_there_are_too_many_overlap_tracks_have_rows(tmp_path: Path, core: str) -> None:
@@ -338,22 +347,8 @@ def test_slices_for_which_there_are_too_many_overlap_tracks_have_rows(tmp_path: 
     opened = [event("B", 80 + at, f"g{at}") for at in range(9)]
     path = write(tmp_path / "run.jsonl", *crossing, *opened, event("E", 200, "g8"), span(300, 301, "f"))
     with small_parts(7):
-        assert_as_expected(path)
-    assert load_run(str(path)).facts.outcomes.undrawn > 9
-
-
-@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
-def test_tables_have_what_the_reading_forgets(case: Case) -> None:
-    def all_tables(run: Run) -> list[Any]:
-        others = ("gpu_thread", "warps", "warp_exits", "warp_ranges", "stack_frames", "losses", "gpu_samples")
-        return [
-            run.facts.outcomes, run.facts.end_ns, tables_of(run),
-            *(repr(run.store.rows(f"select * from store.{name}")) for name in others),
-        ]  # fmt: skip
-
-    whole = all_tables(load_run(str(case.input)))
-    with small_parts(7):
-        assert all_tables(load_run(str(case.input))) == whole
+        assert_as_expected(run := load_run(str(path)), path)
+    assert run.facts.outcomes.undrawn > 9
 
 
 def test_events_in_no_order_are_sorted(load: Load) -> None:

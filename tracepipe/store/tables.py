@@ -100,6 +100,7 @@ class Writer:
         for table, columns in TABLES.items():
             self._con.execute(f'create table "{table}" ({typed(columns)})')
         self._uncommitted = 0
+        self._filled: set[str] = set()
 
     def __enter__(self) -> Writer:
         return self
@@ -133,6 +134,7 @@ class Writer:
         """Append rows, given as numpy columns of one length by their names."""
         names = ", ".join(f'"{name}"' for name in columns)
         self._execute(f'insert into "{table}" ({names}) select {names} from given', given=columns)
+        self._filled.add(table)
         self._added(len(next(iter(columns.values()))))
 
     def _added(self, rows: int) -> None:
@@ -171,17 +173,19 @@ class Writer:
     def sum_up(self) -> None:
         """Write the tables of sums. Everything else is written."""
         lengths = ", ".join(LENGTHS.values())
+        # Most recordings have few layers, and each statement takes some ms.
         for table in FRAMES:
-            if table != "gpu_thread":
+            if table != "gpu_thread" and table in self._filled:
                 self.rows(
                     f"""insert into shape_sums select '{table}', shape, kind, parent = -1, count(*),
                     sum(end_ns - start_ns) from "{table}" group by all"""
                 )
         for table, activity in FUNCTIONS.items():
-            self.rows(
-                f"""insert into lengths select '{table}', s.name_text, s.layer, {lengths}
-                from "{table}" x join shapes s using (shape) where {IS_CALL} group by all"""
-            )
+            if table in self._filled:
+                self.rows(
+                    f"""insert into lengths select '{table}', s.name_text, s.layer, {lengths}
+                    from "{table}" x join shapes s using (shape) where {IS_CALL} group by all"""
+                )
             self.rows(
                 f"""insert into lengths select '{table}', null, null, {lengths} from "{table}" x
                 where {activity}"""
@@ -254,6 +258,7 @@ class Writer:
                 given=given,
             )
             self._added(part.stop - part.start)
+        self._filled.add(table)
         self._execute(f'drop table "{table}"')
         self._execute(f'alter table renumbered rename to "{table}"')
 
