@@ -134,7 +134,7 @@ losses = st.fixed_dictionaries(
 lines = st.one_of(events(), events(), events(), batches(), losses, st.just("nothing"))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(lines, max_size=40), st.sampled_from(WARP_TRACKS), st.booleans())
 def test_whatever_is_drawn_is_read_as_it_was_meant(
     recording: list[Any], warp_tracks: str, thread_exits: bool

@@ -524,14 +524,14 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@settings(max_examples=20 * MORE)
+@settings(max_examples=10 * MORE)
 @given(st.data(), cores, formats)
 def test_records_are_drawn_or_counted(source: str, data: st.DataObject, core: str, to: str) -> None:
     assert_converted([data.draw(SOURCES[source])], core, to)
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@settings(max_examples=8 * MORE)
+@settings(max_examples=4 * MORE)
 @given(st.data(), cores)
 def test_records_are_in_one_part_or_in_both(source: str, data: st.DataObject, core: str) -> None:
     assert_cut(data.draw(SOURCES[source]), data.draw(near), core)

@@ -97,7 +97,7 @@ def test_fixtures_give_the_same_bytes_compressed(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(hostile.recordings(), options)
 def test_whatever_a_file_holds(data: bytes, options: ConversionOptions) -> None:
     with recorded(data) as path:
@@ -108,7 +108,7 @@ def test_whatever_a_file_holds(data: bytes, options: ConversionOptions) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(hostile.recordings(), options, st.sampled_from([200, 2_000]), st.sampled_from([1, 3, 20]))
 def test_whatever_a_file_holds_however_little_is_read_at_once(
     data: bytes, options: ConversionOptions, chunk_bytes: int, window_events: int
@@ -119,7 +119,7 @@ def test_whatever_a_file_holds_however_little_is_read_at_once(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(hostile.recordings(), options, st.sampled_from([200, 2_000]))
 def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
     data: bytes, options: ConversionOptions, chunk_bytes: int
@@ -135,7 +135,7 @@ def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.lists(test_anything.lines, max_size=60), options)
 def test_random_events(records: list[Any], options: ConversionOptions) -> None:
     with recorded(lines_of(records)) as path:
@@ -144,7 +144,7 @@ def test_random_events(records: list[Any], options: ConversionOptions) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, suppress_health_check=test_property.SLOW)
+@settings(max_examples=10, suppress_health_check=test_property.SLOW)
 @given(test_property.recordings(), st.randoms(use_true_random=False))
 def test_spans_in_any_order(recording: test_property.Recording, chance: Any) -> None:
     shuffled = test_property.shuffled(recording.lines, chance)

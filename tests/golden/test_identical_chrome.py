@@ -95,7 +95,7 @@ def _traces(draw: st.DrawFn) -> bytes:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(_traces(), st.sampled_from([64, 1 << 17]), st.sampled_from([1, 1 << 12]))
 def test_whatever_a_trace_holds(data: bytes, chunk_bytes: int, kinds_max: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -79,7 +79,7 @@ def records(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records(), st.sampled_from([2, 2048]))
 def test_the_parts_of_a_capture_give_what_the_whole_gives(
     tmp_path: Path, made: list[dict[str, Any]], window_events: int

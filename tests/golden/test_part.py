@@ -216,7 +216,7 @@ TWO_WINDOWS = [
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @example(TWO_WINDOWS, 0, 800)
 @given(recordings(), st.integers(-50, SPAN_NS), st.integers(1, SPAN_NS))
 def test_a_part_draws_what_the_whole_draws(lines: Lines, after_ns: int, length_ns: int) -> None:
@@ -241,7 +241,7 @@ LAUNCHING_FLOW = {
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @example("\n".join(map(json.dumps, [hostile.HEADER, LAUNCHING_FLOW])).encode(), 0, 1)
 @given(hostile.recordings(), st.integers(-20, 80), st.integers(1, 80))
 def test_a_part_of_whatever_a_file_holds_is_a_good_file(data: bytes, after_ns: int, length_ns: int) -> None:

@@ -79,7 +79,7 @@ def by_row(records: list[Record]) -> dict[tuple[Any, ...], list[Record]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_what_is_written_is_read_as_it_was(steps: list[tuple[Any, ...]]) -> None:
     records = recorded(steps)

@@ -228,13 +228,13 @@ def check(recording: Recording, lines: list[dict[str, Any]]) -> None:
         assert sorted(counts) == sorted(recording.counts)
 
 
-@settings(max_examples=30, suppress_health_check=SLOW)
+@settings(max_examples=15, suppress_health_check=SLOW)
 @given(recordings(), st.randoms(use_true_random=False))
 def test_spans_come_out_as_they_went_in(recording: Recording, chance: random.Random) -> None:
     check(recording, shuffled(recording.lines, chance))
 
 
-@settings(max_examples=30, suppress_health_check=SLOW)
+@settings(max_examples=15, suppress_health_check=SLOW)
 @given(recordings())
 def test_spans_that_are_open_over_many_batches_come_out_too(recording: Recording) -> None:
     # A few lines a batch, and hardly a window: calls stay open over batches, and writes go back in time.

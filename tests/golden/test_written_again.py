@@ -123,7 +123,7 @@ def effects(draw: st.DrawFn, where: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_layered_lines_are_read_as_what_they_were_written_of(data: st.DataObject) -> None:
     events: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ def test_layered_lines_are_read_as_what_they_were_written_of(data: st.DataObject
 
 
 @pytest.mark.slow
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_rows_of_the_table_are_read_as_what_they_were_written_of(data: st.DataObject) -> None:
     # The table has no threads, and so one for each process here; and no calls inside others.
