@@ -18,7 +18,6 @@ import orjson
 
 from tracepipe.converters.native_columns import DrawnView, WarpsView
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.columns import NONE, Int64s, unsigned
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, Op
 from tracepipe.event.tables import Args
 from tracepipe.layout.timeline import (
@@ -108,25 +107,14 @@ class ChromeEvents:
 
     def __init__(self, out: BinaryIO, base_ns: int) -> None:
         self._stream, self._base_ns, self._is_empty = out, base_ns, True
-        self._ready: list[dict[int, bytes]] = [{} for _ in range(LINES + 1)]
+        self._of_tracks: tuple[dict[int, bytes], ...] = ({}, {}, {})
+        """PLACES, TOPS and COUNTS."""
         self._turns: dict[int, _Turns] = {}
-        self._shadows: set[int] = set()
-        """Arguments that have names of what is shown in addition to arguments."""
         self._out: list[bytes] = []
-        self._names_made = self._shapes_made = self._frames_made = 0
-        for at, mark in enumerate(MARKS):
-            self._give_some(MARK, at, members({mark: True} if mark else {}))
-
-    # Texts that are made once --------------------------------------------------------------------------
 
     def give(self, which: int, at: int, text: bytes) -> None:
-        """Set a text."""
-        self._ready[which][at] = text
-
-    def _give_some(self, which: int, at: int, text: bytes) -> None:
-        """Set a text, unless it is empty, as most are."""
-        if text:
-            self.give(which, at, text)
+        """Set a text of a track."""
+        self._of_tracks[which][at] = text
 
     def give_track(self, track: Track, pid: int) -> None:
         """Make the texts of a track, which is a thread in this format."""
@@ -136,29 +124,8 @@ class ChromeEvents:
         if track.kind == "counter":
             self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(_counter_name(track)) + place)
 
-    def make_ready(self, book: Book) -> None:
-        """Make the texts of new names, shapes and frames."""
-        names, shapes = book.names, book.tables.shapes
-        for at in range(self._names_made, len(names)):
-            self.give(NAMES, at, json_text(names[at]))
-        for at in range(self._shapes_made, len(shapes)):
-            shape = shapes[at]
-            if shape is not None:
-                self._give_some(BEFORE, at, members(shown_before(shape)))
-                self._give_some(LAUNCH, at, b',"launch":' if shows_launch(shape) else b"")
-                self._give_some(AFTER, at, members(shown_after(shape)))
-        frames = book.tables.stacks.frames
-        for at in range(self._frames_made, len(frames)):
-            self.give(LINES, at, members({PYTHON: str(frames[at])}))
-        self._names_made, self._shapes_made, self._frames_made = len(names), len(shapes), len(frames)
-
     def forget(self, *, shapes: bool) -> None:
-        """Forget all arguments, and all names and `shapes`: they have new numbers now."""
-        for which in (NAMES, BEFORE, LAUNCH, AFTER, ARGS) if shapes else (ARGS,):
-            self._ready[which].clear()
-        self._shadows.clear()
-        if shapes:
-            self._names_made = self._shapes_made = 0
+        """Forget all arguments, and all names and `shapes`: they have new numbers now. None are kept here."""
 
     # Lines ---------------------------------------------------------------------------------------------
 
@@ -201,14 +168,14 @@ class ChromeEvents:
     def _count(self, track: int, ts_ns: int, value: float) -> None:
         when = self._when(track, COUNTER, ts_ns)
         self._out.append(
-            b'%b%b,"args":{"value":%b}}' % (self._ready[COUNTS][track], when, orjson.dumps(value))
+            b'%b%b,"args":{"value":%b}}' % (self._of_tracks[COUNTS][track], when, orjson.dumps(value))
         )
 
     def _event(self, kind: int, track: int, ts_ns: int, name: bytes, shown: bytes, *flows: int) -> None:
         """Write a begin, end or instant that shows these members, and its steps of flows."""
         when = self._when(track, kind, ts_ns)
-        place = self._ready[PLACES][track]
-        top = place if kind == END else self._ready[TOPS][track]
+        place = self._of_tracks[PLACES][track]
+        top = place if kind == END else self._of_tracks[TOPS][track]
         args = b',"args":{' + shown[1:] + b"}" if shown else b""
         self._out.append(_HEADS[kind] + name + top + when + args + b"}")
         for flow in flows if kind != END else ():
@@ -223,40 +190,14 @@ class ChromeEvents:
 
     def write(self, drawn: Drawn) -> None:
         """Write the operations of a batch."""
-        self.make_ready(drawn.book)
-        tracks, names, lines = drawn.book.tracks, self._ready[NAMES], drawn.lines()
+        tracks, names = drawn.book.tracks, drawn.book.names
         for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in drawn.rows():
             track = tracks[row].id
             if kind == COUNTER:
                 self._count(track, ts_ns, drawn.counted(event, value))
             else:
-                shown = self._shown(drawn, event, mark, lines)
-                self._event(kind, track, ts_ns, names[name], shown, *drawn.flows(flow, flow2))
-
-    def _shown(self, drawn: Drawn, event: int, mark: int, lines: Int64s | None) -> bytes:
-        """The members that an operation shows."""
-        ready = self._ready
-        if event == NONE:
-            return ready[MARK].get(mark, b"")
-        if event <= FIRST_EXTRA or drawn.events is None:
-            return members(drawn.args_of(event, mark))
-        args, shape = int(drawn.events.args[event]), int(drawn.events.shape[event])
-        if args != NONE and args not in ready[ARGS]:
-            own = drawn.book.tables.args(args)
-            if not own.keys().isdisjoint(SHOWN):
-                self._shadows.add(args)
-            ready[ARGS][args] = members(own)
-        if args in self._shadows:
-            return members(drawn.args_of(event, mark))
-        shown = ready[BEFORE].get(shape, b"") + ready[ARGS].get(args, b"")
-        if lines is not None:
-            shown += ready[LINES].get(int(lines[event]), b"")
-        if drawn.events.source_ns is not None and (source_ns := int(drawn.events.source_ns[event])) != NONE:
-            shown += b',"source_ns":%d' % source_ns
-        if shape in ready[LAUNCH]:
-            launch = unsigned(int(drawn.events.launch[event]))
-            shown += ready[LAUNCH][shape] + (b"%d" if launch <= _INT_MAX else b'"%d"') % launch
-        return shown + ready[AFTER].get(shape, b"") + ready[MARK].get(mark, b"")
+                shown, flows = members(drawn.args_of(event, mark)), drawn.flows(flow, flow2)
+                self._event(kind, track, ts_ns, json_text(names[name]), shown, *flows)
 
     # Warps ---------------------------------------------------------------------------------------------
 
@@ -304,7 +245,10 @@ class NativeChromeEvents(ChromeEvents):
         self._kernel_count = 0
         self._made: set[int] = set()
         """Arguments whose text Python made."""
+        self._names_made = self._shapes_made = self._frames_made = 0
         super().__init__(out, base_ns)
+        for at, mark in enumerate(MARKS):
+            self._give_some(MARK, at, members({mark: True} if mark else {}))
 
     def give(self, which: int, at: int, text: bytes) -> None:
         self._give(which, at, text, 0)
@@ -312,9 +256,31 @@ class NativeChromeEvents(ChromeEvents):
     def _give(self, which: int, at: int, text: bytes, shadows: int) -> None:
         checked(self._core.tp_chrome_set(self._events, which, at, text, len(text), shadows))
 
+    def _give_some(self, which: int, at: int, text: bytes) -> None:
+        """Set a text, unless it is empty, as most are."""
+        if text:
+            self.give(which, at, text)
+
+    def _make_ready(self, book: Book) -> None:
+        """Make the texts of new names, shapes and frames."""
+        names, shapes = book.names, book.tables.shapes
+        for at in range(self._names_made, len(names)):
+            self.give(NAMES, at, json_text(names[at]))
+        for at in range(self._shapes_made, len(shapes)):
+            shape = shapes[at]
+            if shape is not None:
+                self._give_some(BEFORE, at, members(shown_before(shape)))
+                self._give_some(LAUNCH, at, b',"launch":' if shows_launch(shape) else b"")
+                self._give_some(AFTER, at, members(shown_after(shape)))
+        frames = book.tables.stacks.frames
+        for at in range(self._frames_made, len(frames)):
+            self.give(LINES, at, members({PYTHON: str(frames[at])}))
+        self._names_made, self._shapes_made, self._frames_made = len(names), len(shapes), len(frames)
+
     def forget(self, *, shapes: bool) -> None:
-        super().forget(shapes=shapes)
         self._made.clear()
+        if shapes:
+            self._names_made = self._shapes_made = 0
         self._core.tp_chrome_forget(self._events, shapes)
 
     def line(self, text: bytes) -> None:
@@ -326,7 +292,7 @@ class NativeChromeEvents(ChromeEvents):
         self.put(ctypes.string_at(lines, size) if size else b"")
 
     def write(self, drawn: Drawn) -> None:
-        self.make_ready(drawn.book)
+        self._make_ready(drawn.book)
         view = DrawnView(drawn)
         ops, is_odd = ctypes.byref(view.ops), ctypes.c_int()
         tracks = _address_of(self._rows, drawn.book.tracks)
