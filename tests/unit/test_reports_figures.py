@@ -20,7 +20,7 @@ from tracepipe.libraries import figure, matplotlib
 from tracepipe.present.figures import FIGURES, exit_skew, gpu_idle, latency, occupancy
 from tracepipe.present.figures.occupancy import DrawnWarps
 from tracepipe.present.figures.panel import Scope, moment_text, scope_of, short
-from tracepipe.present.figures.picture import inline_svg, write_picture, write_png
+from tracepipe.present.figures.picture import inline_svg, write_picture
 from tracepipe.reports import plot
 from tracepipe.store.run import load_run
 
@@ -227,15 +227,6 @@ def test_pictures_of_many_warps_have_few_things_in_them(load: Load) -> None:
         drawn = [panel for panel in panels(scope(run)) if panel.draw]
         assert drawn, name
         assert max(count_artists(panel) for panel in drawn) < 1_000, name
-
-
-def test_a_png_has_the_dots_of_its_parts() -> None:
-    rng, out = np.random.default_rng(0), io.BytesIO()
-    parts = [rng.integers(0, 256, (height, 7, 3), np.uint8) for height in (3, 1, 200)]
-    write_png(out, 7, [3, 1, 200], parts)
-    out.seek(0)
-    read = matplotlib.image.imread(out, format="png")
-    assert (np.round(read * 255) == np.concatenate(parts)).all()
 
 
 @pytest.mark.slow

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import io
 import re
-import struct
 import textwrap
 import warnings
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,45 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 150
-_DOTS_PER_METRE = round(DOTS_PER_INCH / 0.0254)
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# The rest of IHDR: bits of each channel, RGB, compression, filters, no interlace.
-_FORMAT = (8, 2, 0, 0, 0)
-_UNIT_METRE = 1
-# Each row is stored as the difference to the row above, which is small in a picture of lines and areas.
-_FILTER_UP = 2
-_ROWS_AT_ONCE = 64
-
-
-def write_png(out: BinaryIO, width: int, heights: list[int], parts: Iterable[Any]) -> None:
-    """Write parts below each other: uint8 arrays of shape `(height, width, 3)`, whose `heights` are known."""
-    out.write(_SIGNATURE + _chunk(b"IHDR", struct.pack(">IIBBBBB", width, sum(heights), *_FORMAT)))
-    out.write(_chunk(b"pHYs", struct.pack(">IIB", _DOTS_PER_METRE, _DOTS_PER_METRE, _UNIT_METRE)))
-    for data in _compressed(width, parts):
-        if data:
-            out.write(_chunk(b"IDAT", data))
-    out.write(_chunk(b"IEND", b""))
-
-
-def _compressed(width: int, parts: Iterable[Any]) -> Iterator[bytes]:
-    """The filtered rows as a zlib stream."""
-    packing, above = zlib.compressobj(), np.zeros((1, width * 3), np.uint8)
-    for part in parts:
-        for first in range(0, len(part), _ROWS_AT_ONCE):
-            rows = part[first : first + _ROWS_AT_ONCE].reshape(-1, width * 3)
-            filtered = np.full((len(rows), 1 + width * 3), _FILTER_UP, np.uint8)
-            filtered[:, 1:] = rows - np.concatenate([above, rows[:-1]])
-            above = rows[-1:].copy()
-            yield packing.compress(filtered.data)
-        # Free its memory before the next one is drawn.
-        del part, rows
-    yield packing.flush()
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 # The letters of a title that fit the width of a picture.
 _TITLE_LETTERS = 112
 _LINE_IN = 0.19
@@ -81,7 +40,7 @@ def _settings(**more: object) -> Iterator[None]:
 def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
     """Write all panels below each other, each under its title; `to` is "png" or "svg".
 
-    Panels are drawn one after the other, as a picture may be very high.
+    Panels are drawn one after the other, as a picture may be very high. A PNG is in memory until it is whole.
     """
     panels = _as_many_as_fit(panels)
     titles = [textwrap.wrap(panel.title, _TITLE_LETTERS) for panel in panels]
@@ -93,7 +52,13 @@ def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
     with _settings(**{"figure.facecolor": "white"}):
         figures = map(_titled, panels, titles, heights)
         if to == "png":
-            write_png(out, round(WIDTH_IN * DOTS_PER_INCH), heights, map(_pixels, figures))
+            from PIL import Image  # which matplotlib brings
+
+            picture, above = Image.new("RGB", (round(WIDTH_IN * DOTS_PER_INCH), sum(heights))), 0
+            for whole, own in zip(figures, heights, strict=True):
+                picture.paste(Image.fromarray(_pixels(whole)), (0, above))
+                above += own
+            picture.save(out, "png", dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
             return
         size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         out.write(f'<svg xmlns="http://www.w3.org/2000/svg" {size} version="1.1">\n'.encode())
