@@ -128,11 +128,6 @@ class ScriptLines(LineReader, Generic[Line]):
                 self.say(e.field, e.message)
         self.number = here
 
-    @property
-    def holds_text(self) -> bool:
-        """Whether a text of a record waits for its newline."""
-        return bool(self._held)
-
     def note_map(self) -> None:
         """Note that the input has a map, or a histogram."""
         self.no_line = _ONLY_MAPS

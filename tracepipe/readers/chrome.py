@@ -279,7 +279,10 @@ class Kinds:
                 **dict.fromkeys(("gpu_memcpy", "memcpy", "gpu_memset", "memset"), self._copy),
                 **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event"), self._of_gpu),
                 "user_annotation": lambda event, *_: Kind(self._thread(event, type="annotation")),
-                **dict.fromkeys(("cpu_op", "operator", "fwdbwd"), self._operator),
+                **dict.fromkeys(
+                    ("cpu_op", "operator", "fwdbwd"),
+                    lambda event, *_: Kind(self._thread(event, type="annotation", domain="cpu_op")),
+                ),
                 "cpu_instant_event": self._instant,
             }
 
@@ -373,9 +376,6 @@ class Kinds:
             return Kind(self._thread(event, type="hook", layer=category or EVENTS))
         ahead = {"cat": category} if category else {}
         return Kind(self._thread(event, type="hook", layer=self._layer), ahead=ahead)
-
-    def _operator(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        return Kind(self._thread(event, type="annotation", domain="cpu_op"))
 
     def _call(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         launch = self._launch(args) if LAUNCHES.search(str(event.get("name"))) else None

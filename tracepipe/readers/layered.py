@@ -164,7 +164,7 @@ class LayeredLines(ScriptLines[Record]):
         if self._core is None:
             return super().read_text(first, text, is_cut)
         if self._is_wrapped:
-            text = self._core.unwrapped(text, is_held=self.holds_text)
+            text = self._core.unwrapped(text, is_held=bool(self._held))
         self.read_numbered(self._core.read(first, text), is_cut=is_cut)
         return self._core.count
 

@@ -62,7 +62,8 @@ from tracepipe.readers.perfetto_events import (
     TrackEvents,
     number_or_text,
 )
-from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, is_trace, parts_of
+from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, parts_of
+from tracepipe.readers.perfetto_packets import is_trace as sniff  # noqa: F401 - of this format
 from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_sequences import (
     BOOTTIME,
@@ -643,11 +644,6 @@ class _Trace:
                 for field, count in sorted(self._not_read.items(), key=lambda one: -one[1])[:32]
             )
             yield Problem(0, "", f"packets of these kinds are not read: {kinds}", skipped=False)
-
-
-def sniff(head: bytes) -> bool:
-    """Whether content begins with the packets of a trace."""
-    return is_trace(head)
 
 
 def read(stream: BinaryIO) -> Recording:

@@ -61,8 +61,8 @@ class LargePacket:
                 yield (self._wire.read(at, min(at + _CHUNK_BYTES, field.end)) for at in steps)
 
     def fields(self) -> list[tuple[int, Any]]:
-        """The fields of the packet by their tags, as `tagged` has them: large ones as `Parts`. Raises
-        WireError.
+        """The fields of the packet by their tags, as `tagged` has them: large ones as messages that each have
+        a part of it, which can be iterated once. Raises WireError.
         """
         found: list[tuple[int, Any]] = []
         held_bytes = 0
@@ -74,11 +74,11 @@ class LargePacket:
             if field.wire_type != VARINT:
                 is_held = held_bytes + size <= _PART_BYTES
                 held_bytes += size * is_held
-                value = self._wire.read(field.start, field.end) if is_held else Parts(self, field)
+                value = self._wire.read(field.start, field.end) if is_held else self._parts(field)
             found.append((tag, value))
         return found
 
-    def parts(self, of: Place) -> Iterator[bytes]:
+    def _parts(self, of: Place) -> Iterator[bytes]:
         """A field as messages. Raises WireError."""
         repeated = _REPEATED.get(of.number, range(0))
         first, again = self._not_repeated(of, repeated)
@@ -118,16 +118,6 @@ class LargePacket:
         for field in self._wire.fields(of.start, of.end):
             yield field, at
             at = field.end
-
-
-class Parts:
-    """A large field of a packet, as messages that each have a part of it."""
-
-    def __init__(self, packet: LargePacket, field: Place) -> None:
-        self._packet, self._field = packet, field
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._packet.parts(self._field)
 
 
 def parts_of(value: bytes | Iterable[bytes]) -> Iterable[bytes]:
