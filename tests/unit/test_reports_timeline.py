@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
 from tracepipe.libraries import np
-from tracepipe.present.writing.drawing import UNICODE, Window, axis, level_line, spans_line
+from tracepipe.present.writing.drawing import UNICODE, Spans, Window, axis, level_line, spans_line
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.timeline import Options, run
 from tracepipe.store.run import Run
@@ -178,17 +178,17 @@ def test_rows_are_as_wide_as_their_window(spans: Any, cells: int) -> None:
     window = Window(0, 40, cells)
     starts = np.array([start for start, _ in spans], np.int64)
     ends = starts + np.array([length for _, length in spans], np.int64)
-    part = starts, ends, lambda places: ["name"] * len(places)
-    assert len(spans_line(window, [part], UNICODE)) == cells
-    assert len(level_line(window, [part], UNICODE)) == cells
+    drawn = Spans(starts, ends, lambda rows: ["name"] * len(rows), np.arange(len(starts)))
+    assert len(spans_line(window, [drawn], UNICODE)) == cells
+    assert len(level_line(window, [drawn], UNICODE)) == cells
 
 
 def test_levels_are_the_same_since_1970() -> None:
     starts, ends = np.array([0, 3, 50], np.int64), np.array([40, 93, 93], np.int64)
-    drawn = [
-        level_line(Window(base_ns, base_ns + 93, 60), [(starts + base_ns, ends + base_ns, list)], UNICODE)
-        for base_ns in (0, 1_795_246_105_832_499_104)
-    ]
+    drawn = []
+    for base_ns in (0, 1_795_246_105_832_499_104):
+        spans = Spans(starts + base_ns, ends + base_ns, list, np.arange(3))
+        drawn.append(level_line(Window(base_ns, base_ns + 93, 60), [spans], UNICODE))
     assert drawn[0] == drawn[1]
     assert set(drawn[0]) == set("▄▅▇█")
 

@@ -14,8 +14,6 @@ from tracepipe.event.columns import Floats, Int64s, Ints, distinct
 from tracepipe.event.intervals import most_at_once
 from tracepipe.libraries import np
 
-Part = tuple[Int64s, Int64s, Callable[[Int64s], list[str | None]]]
-"""Starts and ends of slices, shapes `(n,)`, and a function that returns names by their indices."""
 # The least number of cells of a slice that is drawn as a bar.
 BAR_CELLS = 3
 
@@ -60,6 +58,23 @@ class Window:
         return np.linspace(0, max(1, self.end_ns - self.start_ns), self.cells + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Some `rows` of columns of starts and ends, sorted by start; `names` returns the names of rows."""
+
+    start_ns: Int64s
+    end_ns: Int64s
+    names: Callable[[Ints], list[str | None]]
+    rows: Ints
+
+    def times_ns(self) -> tuple[Int64s, Int64s]:
+        """Starts and ends."""
+        return self.start_ns[self.rows], self.end_ns[self.rows]
+
+    def __iter__(self) -> Iterator[tuple[int, int, str | None]]:
+        return zip(*(column.tolist() for column in self.times_ns()), self.names(self.rows), strict=True)
+
+
 def axis(window: Window, base_ns: int) -> str:
     """The axis above the cells: times after `base_ns` with their units, as many as fit."""
     line = [" "] * window.cells
@@ -87,14 +102,14 @@ def _time_text(ts_ns: int, step_ns: int) -> str:
     return f"{ts_ns / size_ns:.{digits}f} {unit}"
 
 
-def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
-    """One row of slices that do not overlap, which come in parts."""
+def spans_line(window: Window, spans: Iterable[Spans], glyphs: Glyphs) -> str:
+    """One row of slices that do not overlap."""
     cells = window.cells
     cover, change = np.zeros(cells + 1), np.zeros(cells + 2)
     touched = np.zeros(cells + 1, np.bool_)
     bars: dict[int, str] = {}
-    for start_ns, end_ns, names in spans:
-        begin, end = window.cells_at(start_ns), window.cells_at(end_ns)
+    for one in spans:
+        begin, end = map(window.cells_at, one.times_ns())
         first, last = begin.astype(np.int64), end.astype(np.int64)
         touched[first] = True
         # A slice covers parts of its first and its last cell, and all cells between them.
@@ -105,7 +120,7 @@ def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
         np.add.at(change, first[~same] + 1, 1)
         np.add.at(change, last[~same], -1)
         wide = np.flatnonzero(end - begin >= BAR_CELLS)
-        for at, name in zip(wide.tolist(), names(wide), strict=True):
+        for at, name in zip(wide.tolist(), one.names(one.rows[wide]), strict=True):
             left = int(begin[at])
             right = min(cells, max(left + 1, round(float(end[at]))))
             letters, text = right - left - 2, str(name)
@@ -124,22 +139,22 @@ def _shade(share: float, shades: str) -> str:
     return shades[min(len(shades) - 1, int(share * len(shades)))] if share > 0 else " "
 
 
-def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
+def instants_line(window: Window, instants: Iterable[Spans], mark: str) -> str:
     """A row with a mark in each cell that has an instant."""
     line = [" "] * window.cells
-    for ts_ns, _, _ in instants:
-        for at in distinct(np.minimum(window.cells_at(ts_ns).astype(np.int64), window.cells - 1)):
+    for one in instants:
+        for at in distinct(np.minimum(window.cells_at(one.times_ns()[0]).astype(np.int64), window.cells - 1)):
             line[at] = mark
     return "".join(line)
 
 
-def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
+def level_line(window: Window, spans: Iterable[Spans], glyphs: Glyphs) -> str:
     """The number of slices at a time, as a bar for the mean of each cell, relative to the highest."""
     edges = window.edges_ns()
     # The sum of the time of all slices before each edge.
     spent = np.zeros(len(edges))
-    for start_ns, end_ns, _ in spans:
-        for ts_ns, sign in ((start_ns, 1), (end_ns, -1)):
+    for one in spans:
+        for ts_ns, sign in zip(one.times_ns(), (1, -1), strict=True):
             times = np.sort(ts_ns - window.start_ns)
             before = np.searchsorted(times, edges)
             sums = np.concatenate(([0.0], np.cumsum(times.astype(np.float64))))
@@ -177,24 +192,6 @@ def steps_chart(
 LABEL_COLUMNS = 13
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """Some `rows` of columns of starts and ends, sorted by start; `names` returns the names of rows."""
-
-    start_ns: Int64s
-    end_ns: Int64s
-    names: Callable[[Ints], list[str | None]]
-    rows: Ints
-
-    def part(self) -> Part:
-        """Starts, ends, and the function for names."""
-        return self.start_ns[self.rows], self.end_ns[self.rows], lambda at: self.names(self.rows[at])
-
-    def __iter__(self) -> Iterator[tuple[int, int, str | None]]:
-        columns = (column[self.rows].tolist() for column in (self.start_ns, self.end_ns))
-        return zip(*columns, self.names(self.rows), strict=True)
-
-
 @dataclass(slots=True)
 class Strip:
     """One row. With `level`, the number of slices at a time is drawn instead of the slices."""
@@ -207,19 +204,16 @@ class Strip:
     def draw(self, window: Window, glyphs: Glyphs) -> str:
         """The label and the cells; a slice hides an instant in the same cell."""
         label = self.label
-        spans = [one.part() for one in self.spans]
         if self.level:
-            line = level_line(window, spans, glyphs)
-            none = np.zeros(0, np.int64)
-            starts_ns, ends_ns = (
-                np.concatenate([none, *times]) for times in ([part[at] for part in spans] for at in (0, 1))
-            )
+            line, none = level_line(window, self.spans, glyphs), np.zeros(0, np.int64)
+            times_ns = [(none, none), *(one.times_ns() for one in self.spans)]
+            starts_ns, ends_ns = (np.concatenate(some) for some in zip(*times_ns, strict=True))
             starts_ns = np.maximum(starts_ns, window.start_ns)
             lasts = (ends_ns > starts_ns) & (starts_ns < window.end_ns)
             label = f"{label} {glyphs.at_most}{most_at_once(starts_ns[lasts], ends_ns[lasts]):,}"
         else:
-            cells = spans_line(window, spans, glyphs)
-            marks = instants_line(window, [one.part() for one in self.instants], glyphs.instant)
+            cells = spans_line(window, self.spans, glyphs)
+            marks = instants_line(window, self.instants, glyphs.instant)
             line = "".join(mark if cell == " " else cell for cell, mark in zip(cells, marks, strict=True))
         return f"{label[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}{line}".rstrip()
 
