@@ -59,7 +59,7 @@ from tracepipe.readers.perfetto_sequences import (
 )
 from tracepipe.readers.perfetto_tracks import EVENTS, GLOBAL, Tracks, begun, kernel_name, kind_of
 from tracepipe.readers.recording import is_too_deep
-from tracepipe.readers.sorted_rows import SLICE, Cache, Rows, SortedRow, SortedRows, rows_of
+from tracepipe.readers.sorted_rows import SLICE, Rows, SortedRow, SortedRows, rows_of
 from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged, text
 
 ANNOTATIONS: Final = 4 << 3 | 2
@@ -382,7 +382,6 @@ class TrackEvents:
         self._core = core
         self.arguments = Arguments()
         self.counted: Counts[str] = Counts()
-        self._firsts = Cache[tuple[Any, ...], bytes](lambda key: (first := packed(key), len(first)))
         self._last: dict[int, tuple[int, int, bool]] = {}
         """By track: the time and the rank of its last event, and whether it was a whole slice."""
 
@@ -569,7 +568,7 @@ class TrackEvents:
         number: int = 0,
         rank: int = SLICE,
     ) -> None:
-        self._rows.add(SortedRow(ts_ns, rank, dur_ns, number, self._firsts[key], second))
+        self._rows.add(SortedRow(ts_ns, rank, dur_ns, number, packed(key), second))
 
     def _interned(self, table: int, iid: int, sequence: Sequence) -> str:
         name = sequence.text_of(table, iid)
@@ -740,16 +739,12 @@ class Ordered:
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
         """The losses among the rows that were taken."""
-        self._keys = Cache[bytes, tuple[Key | Record, bytes]](
-            lambda first: (_stated(first, tracks), 2 * len(first))
-        )
-        self._records = Cache[tuple[str, int, str, bool, bool], bytes]()
 
     def events(self, rows: Rows) -> Rows:
         """The rows of events for these rows."""
         made: list[_Row] = []
         for ts_ns, _, dur_ns, number, first, second in rows:
-            key, first = self._keys[first]
+            key, first = _stated(first, self._tracks)
             if isinstance(key, dict):
                 made += self._rows_of(key, (ts_ns, dur_ns, number, first, second))
                 continue
@@ -879,24 +874,19 @@ class Ordered:
     def _record(
         self, phase: str, track: int, name: str, is_call: bool = False, has_launch: bool = False
     ) -> bytes:
-        key = (phase, track, name, is_call, has_launch)
-        record = self._records.get(key)
-        if record is None:
-            place = self._tracks.place(track)
-            whole = {**place.fields, "name": name or NO_NAME, "phase": phase}
-            if place.stream is not None:
-                whole["type"] = kind_of(name)
-            elif is_call and self._may_launch(track):
-                whole["type"] = "userspace"
-                del whole["layer"]
-                whole |= {"launch": 0} if has_launch else {}
-            if phase == "X":
-                whole["dur_ns"] = 0
-            elif phase in (FLOW, NEXT_FLOW, LAST_FLOW):
-                whole["flow"] = 0
-            record = packed(whole)
-            self._records.keep(key, record, len(record))
-        return record
+        place = self._tracks.place(track)
+        record = {**place.fields, "name": name or NO_NAME, "phase": phase}
+        if place.stream is not None:
+            record["type"] = kind_of(name)
+        elif is_call and self._may_launch(track):
+            record["type"] = "userspace"
+            del record["layer"]
+            record |= {"launch": 0} if has_launch else {}
+        if phase == "X":
+            record["dur_ns"] = 0
+        elif phase in (FLOW, NEXT_FLOW, LAST_FLOW):
+            record["flow"] = 0
+        return packed(record)
 
     def _with_category(self, track: int, category: str, second: bytes) -> bytes:
         """Arguments with the category, where the layer is not named after it."""

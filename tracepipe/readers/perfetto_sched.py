@@ -73,7 +73,6 @@ class Scheduling:
         self._end_ns: dict[int, int] = {}
         self._turns: dict[int, tuple[int, int]] = {}
         """By processor: the time of its last event, and how many switches after others it had then."""
-        self._firsts = Cache[tuple[Any, ...], bytes]()
 
     # ftrace ---------------------------------------------------------------------------------------------
 
@@ -232,15 +231,10 @@ class Scheduling:
                 turn = 0
                 self._turns[cpu] = ts_ns, turn
             rank += turn * (BEGINS + 1)
-        key = (tid, cpu, phase, name, comm)
-        first = self._firsts.get(key)
-        if first is None:
-            record = {"type": "scheduler", "name": name, "phase": phase, "tid": tid, "cpu": cpu}
-            if comm:
-                record["comm"] = cut_text(comm)
-            first = packed(record)
-            self._firsts.keep(key, first, len(comm) + len(first))
-        self._rows.add(SortedRow(ts_ns, rank, 0, 0, first, packed(args)))
+        record = {"type": "scheduler", "name": name, "phase": phase, "tid": tid, "cpu": cpu}
+        if comm:
+            record["comm"] = cut_text(comm)
+        self._rows.add(SortedRow(ts_ns, rank, 0, 0, packed(record), packed(args)))
 
 
 _IS_RUNNABLE, _IS_RUNNING, _IS_DEAD = 2, 3, 7
