@@ -54,7 +54,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, BinaryIO, Final, TypeGuard
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import orjson
@@ -87,6 +87,8 @@ from tracepipe.readers.ids import (
     RangeNumbers,
     flow_number,
     flow_text,
+    is_id,
+    is_size,
     stream_number,
 )
 from tracepipe.readers.json_elements import (
@@ -224,7 +226,7 @@ def _stream(stated: object) -> int | None:
 def _index(stated: object) -> int | None:
     """The index of a device, which may be a text."""
     index = int(stated) if type(stated) is str and _INDEX.fullmatch(stated) else _whole(stated)
-    return index if _is_id(index) else None
+    return index if is_id(index) else None
 
 
 def _whole(number: object) -> object:
@@ -235,10 +237,6 @@ def _whole(number: object) -> object:
 def _is_below_0(pid: object) -> bool:
     """Whether a process is one that PyTorch does not know."""
     return type(pid) is int and pid < 0
-
-
-def _is_id(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= ID_LIMIT
 
 
 XlaNames = dict[tuple[int | None, int | None], str]
@@ -414,8 +412,7 @@ class Kinds:
         if type(args.get("stream")) is int and args["stream"] != fields["stream"]:
             stated.discard("stream")
         for key in ("grid", "block"):
-            size = args.get(key)
-            if type(size) is list and len(size) == 3 and all(map(_is_id, size)):
+            if is_size(size := args.get(key)):
                 fields[key] = tuple(size)
                 stated.add(key)
         return Kind(fields, launch, {**_RENAMED, **dict.fromkeys(sorted(stated))})
@@ -443,7 +440,7 @@ class Kinds:
         if kind != 0 and type(total := args.get("Total Allocated")) is int:
             args["total_allocated"] = total
         device = args.get("Device Id")
-        on_gpu = {"gpu": device} if kind != 0 and _is_id(device) else {}
+        on_gpu = {"gpu": device} if kind != 0 and is_id(device) else {}
         return Kind(
             self._thread(event, type="memory", name=name, **on_gpu), own_args=args, is_allocation=True
         )
@@ -552,7 +549,7 @@ class ProtonKinds(Kinds):
         """The kind of an event."""
         if category == "kernel" or (category == "flow" and event.get("ph") == "f"):
             lane = event.get("tid")
-            if _is_id(lane):
+            if is_id(lane):
                 gpu, stream = divmod(lane - _GPU_LANES, _OF_GPU) if lane >= _GPU_LANES else (0, lane)
                 return Kind({"type": "gpu_kernel", "gpu": gpu, "stream": stream})
         elif category == "flow" or (category in ("scope", "metric") and "call_stack" in args):
@@ -1214,11 +1211,7 @@ class _Members:
             header.host = members["host_name"]
         gpus = members.get("deviceProperties")
         if type(gpus) is list and gpus:
-            stated = {
-                gpu["id"]: _gpu(gpu)
-                for gpu in gpus
-                if type(gpu) is dict and type(gpu.get("id")) is int and 0 <= gpu["id"] <= ID_LIMIT
-            }
+            stated = {gpu["id"]: _gpu(gpu) for gpu in gpus if type(gpu) is dict and is_id(gpu.get("id"))}
             others = events.ranks.renumbered().items()
             more = {at: stated[device] | {"index": at} for at, (_, device) in others if device in stated}
             header.gpus = list((stated | more).values())

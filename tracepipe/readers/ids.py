@@ -19,6 +19,16 @@ LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch|^urEnqueue(?!Even
 """Calls that put work on a stream, or on a queue of Intel's runtimes."""
 
 
+def is_id(value: object) -> TypeGuard[int]:
+    """Whether a value is a number that a process, a thread, a GPU or a block may have."""
+    return type(value) is int and 0 <= value <= ID_LIMIT
+
+
+def is_size(value: object) -> TypeGuard[list[int]]:
+    """Whether a value is the size of a grid or a block: three numbers."""
+    return type(value) is list and len(value) == 3 and all(map(is_id, value))
+
+
 class Ids:
     """Numbers of processes and threads. An id that is not a valid number gets the highest free number, and
     its text becomes the name.
@@ -36,7 +46,7 @@ class Ids:
 
     def number(self, id: object) -> int | None:
         """The number of an id, None where there is none."""
-        if type(id) is int and 0 <= id <= ID_LIMIT:
+        if is_id(id):
             return id
         if id is None:
             return None

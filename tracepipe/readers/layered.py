@@ -59,6 +59,7 @@ from tracepipe.readers.bpftrace_records import (
     loss_of,
     printed_lines,
 )
+from tracepipe.readers.ids import is_id, is_size
 from tracepipe.readers.recording import (
     THREAD_EXIT,
     TOO_DEEP,
@@ -285,7 +286,7 @@ class LayeredLines(ScriptLines[Record]):
             raise Unusable("phase", f"must be B, E or I or absent, not {shown(phase)}")
         name = _name_of(kind, line)
         for key in ("pid", "tid", "cpu"):
-            if key in line and (type(line[key]) is not int or not 0 <= line[key] <= ID_LIMIT):
+            if key in line and not is_id(line[key]):
                 raise Unusable(key, f"must be an integer from 0 to {ID_LIMIT}, not {shown(line[key])}")
         if "comm" in line and type(line["comm"]) is not str:
             raise Unusable("comm", f"must be a string, not {shown(line['comm'])}")
@@ -417,12 +418,12 @@ def _place_of(line: Record) -> Record:
     for name in ("block", "thread"):
         if name in line:
             index: list[Any] = line[name] if type(line[name]) is list else [line[name], 0, 0]
-            if len(index) != 3 or not all(type(one) is int and 0 <= one <= INDEX_LIMIT for one in index):
+            if not is_size(index):
                 wrong = f"must be three numbers from 0 to {INDEX_LIMIT}, not {shown(line[name])}"
                 raise Unusable(name, wrong)
             place[name] = index
     device = line.get("gpu", line.get("device", 0))
-    if type(device) is not int or not 0 <= device <= ID_LIMIT:
+    if not is_id(device):
         raise Unusable("device", f"must be an integer from 0 to {ID_LIMIT}, not {shown(device)}")
     return {"gpu": device, **place}
 
@@ -450,7 +451,7 @@ def _put_total(record: Record, args: Record) -> None:
         if type(total := args.get(key)) is int and 0 <= total < COUNT_LIMIT:
             args["total_bytes"] = total * unit_bytes
             break
-    if type(gpu := args.get("gpu_id")) is int and 0 <= gpu <= ID_LIMIT:
+    if is_id(gpu := args.get("gpu_id")):
         record["gpu"] = gpu
 
 

@@ -47,7 +47,6 @@ import orjson
 from tracepipe.event.counters import COUNTERS, SUMMARY
 from tracepipe.event.model import (
     ID_LIMIT,
-    INDEX_LIMIT,
     RANGE_LIMIT,
     TIME_LIMIT_NS,
     Header,
@@ -57,7 +56,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.origins import IDS_PER_HOST, id_on
 from tracepipe.event.tables import LongNames
-from tracepipe.readers.ids import Ids, flow_number
+from tracepipe.readers.ids import Ids, flow_number, is_size
 from tracepipe.readers.perfetto_lives import TRACK, TREE_PROCESS, TREE_THREAD, Lives, Noted, Process, Thread
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 from tracepipe.units import MADE_UP
@@ -115,12 +114,7 @@ def begun(fields: Record, second: bytes) -> tuple[bytes, bytes]:
     record = {**fields, "type": kind_of(fields["name"])}
     args.pop("kernel", None)
     for key in ("grid", "block"):
-        size = args.get(key)
-        if (
-            type(size) is list
-            and len(size) == 3
-            and all(type(one) is int and 0 <= one <= INDEX_LIMIT for one in size)
-        ):
+        if is_size(args.get(key)):
             record[key] = args.pop(key)
     first, rest = (bytes(memoryview(orjson.dumps(one))) if one else b"" for one in (record, args))
     return first, rest

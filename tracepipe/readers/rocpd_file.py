@@ -18,13 +18,13 @@ from typing import Any, Final
 import orjson
 
 from tracepipe.event.columns import Three
-from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Header, Problem, Record, cut_text
+from tracepipe.event.model import INDEX_LIMIT, Header, Problem, Record, cut_text
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.mangled_names import demangled
-from tracepipe.readers.ids import Launches
+from tracepipe.readers.ids import Launches, is_id
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sqlite_tables import (
     BROKEN,
@@ -58,10 +58,10 @@ class _Session:
         self._symbols = Strings(database, symbols, "id", "kernel_name", problems)
         processes = self._texts("info_process", "id", "pid", "command", "name")
         threads = self._texts("info_thread", "id", "tid", "name", "pid")
-        self._pids = {at: pid for at, pid, *_ in processes if _is_id(pid)}
-        self._tids = {at: tid for at, tid, *_ in threads if _is_id(tid)}
-        self._process_names = {pid: name or command for _, pid, command, name in processes if _is_id(pid)}
-        self._thread_names = [(self.pid(pid), tid, name) for _, tid, name, pid in threads if _is_id(tid)]
+        self._pids = {at: pid for at, pid, *_ in processes if is_id(pid)}
+        self._tids = {at: tid for at, tid, *_ in threads if is_id(tid)}
+        self._process_names = {pid: name or command for _, pid, command, name in processes if is_id(pid)}
+        self._thread_names = [(self.pid(pid), tid, name) for _, tid, name, pid in threads if is_id(tid)]
         self.command: list[str] = next(
             (command.split() for _, _, command, _ in processes if _is_text(command)), []
         )
@@ -72,7 +72,7 @@ class _Session:
         """The GPUs, numbered from 0, in the order of the machine."""
         columns = ("id", "type", "type_index", "product_name", "name")
         for at, kind, index, *names in self._texts("info_agent", *columns):
-            if kind == "GPU" and _is_id(index):
+            if kind == "GPU" and is_id(index):
                 self._agents[at] = index
                 name = next((text for text in names if _is_text(text)), "GPU")
                 self.gpus.append({"index": index, "name": name})
@@ -109,12 +109,12 @@ class _Session:
 
     def pid(self, value: object) -> int | None:
         """The process for a row's value, which is a row of processes, or an id."""
-        known: int | None = self._pids.get(value, value if _is_id(value) else None)
+        known: int | None = self._pids.get(value, value if is_id(value) else None)
         return known
 
     def tid(self, value: object) -> int | None:
         """The thread for a row's value, which is a row of threads, or an id."""
-        known: int | None = self._tids.get(value, value if _is_id(value) else None)
+        known: int | None = self._tids.get(value, value if is_id(value) else None)
         return known
 
     def gpu(self, agent: object) -> int | None:
@@ -175,10 +175,6 @@ class _Session:
 
 def _is_text(value: object) -> bool:
     return type(value) is str and bool(value)
-
-
-def _is_id(value: object) -> bool:
-    return type(value) is int and 0 <= value <= ID_LIMIT
 
 
 _TABLES: Final = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")

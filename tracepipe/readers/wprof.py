@@ -34,10 +34,10 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from tracepipe.event.columns import SourceBatch
-from tracepipe.event.model import ID_LIMIT, MASK_LIMIT, TIME_LIMIT_NS, Record
+from tracepipe.event.model import MASK_LIMIT, TIME_LIMIT_NS, Record
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
-from tracepipe.readers.ids import LAUNCHES
+from tracepipe.readers.ids import LAUNCHES, is_id, is_size
 from tracepipe.readers.recording import (
     BOM,
     TOO_DEEP,
@@ -85,7 +85,7 @@ _EARLY: Final = "slice|slices began before the session: drawn from there (args.b
 
 
 def _whole(value: object) -> int | None:
-    return int(value) if type(value) is int and 0 <= value <= ID_LIMIT else None
+    return value if is_id(value) else None
 
 
 def ns_of_seconds(value: object) -> int | None:
@@ -296,8 +296,7 @@ class _Session(LineReader):
         if kind == "cuda_kernel":
             record |= {"type": "gpu_kernel", "name": _name(event, kind)}
             for key in ("grid", "block"):
-                size = args.get(key)
-                if type(size) is list and len(size) == 3 and all(_whole(one) is not None for one in size):
+                if is_size(args.get(key)):
                     record[key] = args.pop(key)
         else:
             name = direction_named(str(event.get("kind"))) if kind == "cuda_memcpy" else "memset"
