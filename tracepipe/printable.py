@@ -11,11 +11,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+JSON_VERSION = 1
+"""The version of what `--json` prints: a new one where something is taken away or has another type."""
 # The number of items of a list whose text is in memory at a time.
 _AT_ONCE = 1_000
 # Pieces of this many characters are put together from shorter ones, as each piece is written by itself.
 _PIECE = 1 << 14
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
+
+
+def json_schema(name: str) -> str:
+    """The name and version of the form of what a command prints as JSON; `schemas/NAME.schema.json` describes
+    it.
+    """
+    return f"tracepipe-{name}/{JSON_VERSION}"
 
 
 def is_unicode(text: str) -> bool:

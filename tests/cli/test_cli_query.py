@@ -67,6 +67,7 @@ def test_rows_are_json_of_the_last_statement(run: Path, tmp_path: Path) -> None:
     )
     done = asked(run, "-f", file, "--json")
     assert json.loads(done.stdout) == {
+        "schema": "tracepipe-query/1",
         "columns": ["name", "dur", "dur_2", "empty"],
         "rows": [{"name": "cuInit", "dur": 500, "dur_2": 1, "empty": None}],
     }

@@ -6,8 +6,10 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,16 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
+from tests.cli.test_output import piped
 from tests.golden.cases import FIXTURES
 from tests.support.program import PYTHONPATH
 from tests.support.recordings import span, write
-from tracepipe.api.mcp import ABOUT, MAX_BYTES, Answers
+from tracepipe.api.convert import convert
+from tracepipe.api.mcp import ABOUT, MAX_BYTES, Answers, Reply
 from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import REPORTS, make, with_all_rows
 from tracepipe.errors import TracepipeError
+from tracepipe.sql.processor import Bounds
 
 TRACES = ("capture-h200-training", "gpu-stalls-h200", "nsys-h100", "python-stacks", "device-memory")
 TOOLS = ("summary", "gaps", "lines", "layers")
@@ -161,13 +166,105 @@ def test_sql_in_both_dialects_and_the_tables_for_it(answers: Answers, folder: Pa
 @pytest.mark.parametrize(
     "sql",
     [
-        "copy (select 1) to '/tmp/x'",
+        "copy (select 1) to '{}'",
+        "copy calls to '{}'",
+        "select * from calls; copy (select 1) to '{}'",
         "select * from read_csv('/etc/passwd')",
-        "attach '/tmp/a.db'",
+        "select * from calls, read_text('/etc/passwd')",
+        "select * from calls, '/etc/passwd'",
+        "select * from calls, glob('/*')",
+        "select * from query('select * from read_text(''/etc/passwd'')'), calls",
+        "attach '{}'",
+        "load httpfs",
+        "set enable_external_access = true",
+        "insert into calls values (1)",
+        "drop view calls",
+        "select getenv('HOME') from calls",
+        "select export_json('{}') from slice",
+        "attach database '{}' as x",
+        "vacuum into '{}'",
+        "select readfile('/etc/passwd') from slice",
+        "select load_extension('x') from slice",
+        "delete from slice",
+        "update slice set name = 'x'",
+        "drop table slice",
+        "\0",
+        "",
+        "select " + "(" * 5_000 + "1" + ")" * 5_000,
     ],
 )
-def test_sql_reads_and_writes_no_files(answers: Answers, folder: Path, sql: str) -> None:
-    assert answers.call("sql", {"run": named(folder, "python-stacks"), "sql": sql}).is_error
+def test_sql_reads_and_writes_no_files(answers: Answers, folder: Path, tmp_path: Path, sql: str) -> None:
+    run = named(folder, "python-stacks")
+    reply = answers.call("sql", {"run": run, "sql": sql.format(tmp_path / "written")})
+    assert (reply.is_error, "bug" in reply.text, "root:" in reply.text) == (True, False, False)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_question_cannot_change_what_the_next_one_sees(answers: Answers, folder: Path) -> None:
+    run = named(folder, "python-stacks")
+    count = {"run": run, "sql": "select count(*) as n from slice"}
+    before = answers.call("sql", count)
+    for sql in ("create or replace perfetto view slice as select 1 as name; select 1", "drop view slice"):
+        answers.call("sql", {"run": run, "sql": sql})
+        assert answers.call("sql", count) == before
+
+
+ENDLESS = "with recursive t(n) as (select 1 union all select n + 1 from t) select count(*) from t"
+
+
+@pytest.mark.parametrize(
+    "sql", [f"{ENDLESS}, calls", f"{ENDLESS}, slice", "select count(*) from calls, range(100000000000)"]
+)
+def test_sql_that_never_ends_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
+    """And the next question is answered."""
+    monkeypatch.setattr("tracepipe.api.mcp.Bounds", partial(Bounds, seconds=0.5))
+    answers, run = Answers([str(folder)]), named(folder, "python-stacks")
+    assert "takes more than 0.5 s" in answers.call("sql", {"run": run, "sql": sql}).text
+    assert not answers.call("sql", {"run": run, "sql": "select count(*) from slice"}).is_error
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select repeat('x', 1000000) as a, list_value(1, 2) as b from calls, range(1000)",
+        "select repeat('x', 1000000) from calls, range(10); select count(*) from calls",
+        "select * from calls, calls b, calls c, range(1000)",
+        "select repeat('x', 1000000)::blob from calls, range(1000)",
+        "select range(10000) from calls, range(100)",
+    ],
+)
+def test_large_answers_are_read_in_part(answers: Answers, folder: Path, sql: str) -> None:
+    reply = answers.call("sql", {"run": named(folder, "python-stacks"), "sql": sql})
+    assert not reply.is_error, reply.text
+    assert len(reply.text.encode()) <= MAX_BYTES
+
+
+def test_a_large_answer_of_perfetto_is_refused(answers: Answers, folder: Path) -> None:
+    run = named(folder, "python-stacks")
+    sql = "select hex(zeroblob(100000)) from slice, slice b limit 1000"
+    assert "use LIMIT" in answers.call("sql", {"run": run, "sql": sql}).text
+    assert not answers.call("sql", {"run": run, "sql": "select count(*) from slice"}).is_error
+
+
+def test_too_little_memory_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+    """In a server of its own, which sets a limit."""
+    write(tmp_path / "run.jsonl", *(span(2_000 + at, 2_001 + at, "cudaMalloc") for at in range(50)))
+    script = (
+        "import resource, sys\n"
+        "from tracepipe.api import mcp\n"
+        "mcp._MEMORY_SHARE = 0.02\n"
+        "mcp._limit_memory()\n"
+        "answers = mcp.Answers([sys.argv[1]])\n"
+        "for sql in ('select repeat(chr(65), 1000000000) from calls', 'select count(*) from calls'):\n"
+        "    print(answers.call('sql', {'run': 'run.jsonl', 'sql': sql}).is_error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    )
+    assert done.stdout.split() == ["True", "False"], done.stderr[-500:]
 
 
 @pytest.mark.parametrize(
@@ -199,10 +296,160 @@ def test_paths_outside_of_the_folders_are_refused(tmp_path: Path, path: str) -> 
     assert answers.call("warps", {"run": path, "stalls": path}).is_error
 
 
+@pytest.mark.parametrize(
+    "place", ["fifo.jsonl", "null.jsonl", "loop.jsonl", "job", "piped", "/proc/self/environ"]
+)
+def test_what_is_no_file_of_the_folders_is_not_opened(tmp_path: Path, place: str) -> None:
+    """A pipe would be waited for, also in a folder; a folder may have links that lead elsewhere."""
+    top = tmp_path / "in"
+    for folder in ("job", "piped"):
+        (top / folder).mkdir(parents=True)
+    secret = write(tmp_path / "secret.jsonl", span(2_000, 3_000, "cudaMalloc"))
+    os.mkfifo(top / "fifo.jsonl")
+    os.mkfifo(top / "piped/rank0.jsonl")
+    (top / "null.jsonl").symlink_to("/dev/null")
+    (top / "loop.jsonl").symlink_to(top / "loop.jsonl")
+    (top / "job/rank0.jsonl").symlink_to(secret)
+    answers = Answers([str(top)])
+    for tool in ("summary", "ranks", "sql", "picture"):
+        reply = answers.call(tool, {"run": place} | ({"sql": "select 1"} if tool == "sql" else {}))
+        assert reply.is_error
+        assert "bug" not in reply.text
+    assert rows_of(answer(answers, "recordings")["data"]["recordings"]) == []
+
+
+@pytest.mark.parametrize("other", ["link", "fifo"])
+def test_a_file_that_is_replaced_after_the_look_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    secret = write(tmp_path / "secret.jsonl", span(2_000, 3_000, "cudaMalloc"))
+    run = write(tmp_path / "in/run.jsonl", span(2_000, 3_000, "cudaFree"))
+    answers, look = Answers([str(run.parent)]), Answers._path
+
+    def replaced(self: Answers, given: object) -> str:
+        path = look(self, given)
+        run.unlink()
+        run.symlink_to(secret) if other == "link" else os.mkfifo(run)
+        return path
+
+    monkeypatch.setattr(Answers, "_path", replaced)
+    for tool in ("layers", "sql", "picture"):
+        more = {"sql": "select * from slice"} if tool == "sql" else {}
+        reply = answers.call(tool, {"run": "run.jsonl"} | more)
+        assert reply.is_error
+        assert "may not be read" in reply.text
+        run.unlink()
+        write(run, span(2_000, 3_000, "cudaFree"))
+
+
+def test_patterns_that_could_take_forever_are_refused(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "warps-slots" / "input.jsonl", tmp_path / "run.jsonl")
+    answers = Answers([str(tmp_path)])
+    for pattern in ("(a+)+$", "(a|a)*b", ".*.*.*.*x", "(?:x{1,9}){9}"):
+        assert "take forever" in answers.call("warps", {"run": "run.jsonl", "kernel": pattern}).text
+    for pattern in (".*", r"[)*+{]|\)*", "(k|v)?.*", "^.+$"):
+        assert "take forever" not in answers.call("warps", {"run": "run.jsonl", "kernel": pattern}).text
+
+
+def test_no_tool_asks_another_machine(answers: Answers) -> None:
+    assert not {"engine", "master", "junit"} & {
+        name for tool in answers.tools.values() for name in tool.schema["properties"]
+    }
+
+
 def test_a_companion_is_read_from_the_folders_alone(answers: Answers, folder: Path) -> None:
     run = named(folder, "gpu-stalls-h200")
     reply = answers.call("stalls", {"run": run, "warps": "../../etc/passwd"})
     assert (reply.is_error, "Nothing that may be read" in reply.text) == (True, True)
+
+
+@pytest.mark.parametrize("tool", ["gaps", "timeline", "layers"])
+def test_a_kept_answer_is_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    """Also by another server, until the file changes."""
+    monkeypatch.setenv("TRACEPIPE_CACHE", str(tmp_path / "cache"))
+    run = large(tmp_path / "runs")
+    _, text, _ = piped([tool, str(run), "--json"])
+    printed = json.loads(text)
+    arguments = {"run": run.name, "max_bytes": 1_000_000}
+    answers, names = Answers([str(run.parent)]), {*printed} - {"schema", "report", "recordings", "notes"}
+    assert names
+    for name in names:
+        (part,) = answer(answers, tool, **arguments, part=name)["data"].values()
+        whole = printed[name] if isinstance(printed[name], list) else [printed[name]]
+        assert rows_of(part) == rounded(whole)
+    first = answer(answers, tool, **arguments)["data"]
+
+    def made_again(*given: Any, **named: Any) -> Any:
+        raise TracepipeError("made again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tracepipe.api.mcp.make", made_again)
+        answers = Answers([str(run.parent)])
+        assert answer(answers, tool, **arguments)["data"] == first
+        os.utime(run)
+        assert "made again" in answers.call(tool, arguments).text
+        other = {"threads": 1} if tool == "timeline" else {"top": 1}
+        assert "made again" in answers.call(tool, {**arguments, **other}).text
+
+
+def rounded(value: Any) -> Any:
+    """A JSON value whose numbers have as many digits as in answers."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [*map(rounded, value)]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def large(folder: Path) -> Path:
+    """A recording of two kernels a launch, that is large enough to be kept."""
+    folder.mkdir()
+    spans = (span(2_000 + 100 * at, 2_050 + 100 * at, f"cudaMalloc{at % 7}") for at in range(900))
+    kernels = (
+        span(2_060 + 100 * at, 2_080 + 100 * at, "k", type="gpu_kernel", gpu=0, stream=1, launch=at)
+        for at in range(900)
+    )
+    path = write(folder / "run.jsonl", *spans, *kernels)
+    with path.open("a") as out:
+        out.write("\n" * (1 << 18))
+    return path
+
+
+def test_a_drawing_is_cut_in_each_list_and_says_so(tmp_path: Path) -> None:
+    run = large(tmp_path / "runs")
+    got = answer(Answers([str(run.parent)]), "timeline", run=run.name)
+    (drawn,) = got["data"]["timeline"]
+    assert [group["title"] for group in drawn["groups"]]
+    assert all(row["spans"] for group in drawn["groups"] for row in group["rows"])
+    assert "of each list" in got["left_out"]["timeline"]
+
+
+def test_a_trace_is_read_once_and_questions_leave_nothing_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write(tmp_path / "run.jsonl", span(2_000, 3_000, "cudaMalloc"))
+    answers, read = Answers([str(tmp_path)]), list[Path]()
+    monkeypatch.setattr(
+        "tracepipe.api.dataset.convert",
+        lambda path, *rest, **more: read.append(path) or convert(path, *rest, **more),
+    )
+
+    def ask(sql: str) -> Reply:
+        return answers.call("sql", {"run": run.name, "sql": sql})
+
+    count = "select count(*) as n from slice where name = 'cudaMalloc'"
+    for sql in (count, "create perfetto table t as select 1 as a; select a from t", "selec", count):
+        reply = ask(sql)
+        assert reply.is_error == (sql == "selec")
+    assert '"rows":[[1]]' in reply.text
+    assert ask("select a from t").is_error
+    assert len(read) == 1
+    write(run, span(2_000, 3_000, "cudaFree"))
+    assert '"rows":[[0]]' in ask(count).text
+    assert len(read) == 2
 
 
 def test_a_kept_report_is_made_again_where_a_file_has_changed(tmp_path: Path) -> None:
@@ -239,6 +486,17 @@ def test_names_are_data_and_harmless(tmp_path: Path) -> None:
         ("summary", {}),
         ("no such tool", {}),
         ("summary", {"run": 5}),
+        ("summary", {"run": ["python-stacks.jsonl"]}),
+        ("summary", {"run": None}),
+        ("summary", {"run": "python-stacks.jsonl", "part": "x" * 100_000}),
+        ("summary", {"run": "python-stacks.jsonl", "x" * 100_000: 1}),
+        ("x" * 100_000, {}),
+        ("gaps", {"run": "python-stacks.jsonl", "top": 10**400}),
+        ("gaps", {"run": "python-stacks.jsonl", "min": {"a": 1}}),
+        ("timeline", {"run": "python-stacks.jsonl", "start": "1e309s"}),
+        ("sql", {"run": "python-stacks.jsonl", "sql": ["select 1"]}),
+        ("sql", {"run": "python-stacks.jsonl", "sql": None}),
+        ("ranks", {"run": "python-stacks.jsonl", "engine": "spark"}),
         ("summary", {"run": "python-stacks.jsonl", "strange": 1}),
         ("summary", {"run": "python-stacks.jsonl", "first": -1}),
         ("summary", {"run": "python-stacks.jsonl", "first": True}),
@@ -256,7 +514,7 @@ def test_wrong_arguments_are_errors_that_say_so(
 ) -> None:
     reply = answers.call(tool, arguments)
     assert reply.is_error
-    assert reply.text
+    assert 0 < len(reply.text.encode()) <= MAX_BYTES
     assert "bug" not in reply.text
 
 

@@ -1,44 +1,53 @@
-"""Writes the schemas of what `--json` prints, one for each report and for `ranks`: `python -m
+"""Writes the schemas of what `--json` prints, one for each command that has it: `python -m
 tests.golden.json_schemas`.
 
-They describe what the reports give for all fixtures: of tables by the units of their columns, of all else by
-the values themselves. A renewal that takes something away, or gives it another type, needs a new VERSION in
-`tracepipe.api.reports`.
+They describe what the commands give for all fixtures: of tables by the units of their columns, of all else by
+the values themselves. A renewal that takes something away, or gives it another type, needs a new JSON_VERSION
+in `tracepipe.printable`.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from tests.cli.conftest import FOUND
 from tests.golden.cases import FIXTURES, Case, cases
 from tracepipe.analyses.gates import Gate
+from tracepipe.api.dataset import build_dataset
 from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import (
     OF_JOBS,
     REPORTS,
-    VERSION,
     JobOptions,
     Made,
     make,
     make_of_job,
     with_all_rows,
 )
+from tracepipe.cli.dataset import built_json
+from tracepipe.doctor import as_json
 from tracepipe.errors import TracepipeError
-from tracepipe.printable import json_text
+from tracepipe.printable import JSON_VERSION, json_text
 from tracepipe.reports.report import Table
+from tracepipe.sql.answers import write_rows
+from tracepipe.sql.tables import query_recording
 from tracepipe.store.run import Run, load_run
 
 FOLDER = FIXTURES.parent / "schemas"
 JOBS = ("ddp-h200", "small-fsdp-h200", "collectives-h200")
-NAMES = [*(name for name in REPORTS if name not in ("plot", "report", "export")), "ranks"]
+OTHERS = ("query", "dataset-build", "doctor")
+"""The commands that are no reports; a blank in a name is a hyphen."""
+NAMES = [*REPORTS, "ranks", *OTHERS]
 # Objects whose keys are names of layers, clocks, ….
-_MAPS = {"counts", "losses", "unplaced", "args"}
+_MAPS = {"counts", "losses", "unplaced", "args", "left_out", "bound_ns", "refused"}
 _OF_UNITS = {
     "": ["string", "null"],
     **{unit: ["number", "null"] for unit in ("percent", "change_percent", "number", "p", "bytes_per_s")},
@@ -78,7 +87,8 @@ def made_of(run: Run, name: str) -> Iterator[Made]:
         except TracepipeError:
             continue
         result.sides = []
-        yield Made(name, result, [run.facts] * len(report.inputs))
+        output = "" if report.output is None else f"run.{name}"
+        yield Made(name, result, [run.facts] * len(report.inputs), output=output)
 
 
 def of_jobs(name: str) -> Iterator[Made]:
@@ -92,6 +102,42 @@ def of_jobs(name: str) -> Iterator[Made]:
                 yield make(REPORTS[name], [[path]], REPORTS[name].options(), ReadOptions(), showing=showing)
         except TracepipeError:
             continue
+
+
+def answers_of(run: Run) -> Iterator[Any]:
+    """What `query --json` prints of a recording, which answers nothing else afterwards."""
+    values = "select 1 as i, 1.5 as f, 'a' as t, null as n, true as b, [1, 2] as l, '\\x00'::blob as x"
+    for sql in (f"select * from calls, ({values}) limit 20",):
+        with query_recording(run, sql) as rows:
+            written = BytesIO()
+            write_rows(rows, "json", written)
+            yield json.loads(written.getvalue())
+
+
+def builds(folder: Path) -> Iterator[Any]:
+    """What `dataset build --json` prints of the jobs among the fixtures, together and one by one."""
+    jobs = [str(FIXTURES / job) for job in JOBS]
+    for inputs in (jobs, *([job] for job in jobs)):
+        target = str(folder / str(len([*folder.iterdir()])))
+        built = build_dataset(inputs, target, ReadOptions(), jobs=1)
+        yield json.loads(json_text(built_json(target, built)))
+
+
+def diagnoses() -> Iterator[Any]:
+    """What `doctor --json` prints."""
+    for found in (FOUND, FOUND[:1]):
+        yield json.loads(json_text(as_json(found)))
+
+
+def schema_of_value(value: Any) -> Schema:
+    """The schema of what a command prints that is no report."""
+    schema = _of(value)
+    schema["properties"]["schema"] = {"const": value["schema"]}
+    if "rows" in value:  # the keys are the columns of the question
+        values = [_of(one) for row in value["rows"] for one in row.values()]
+        items = {"type": "object", "additionalProperties": reduce(merged, values, {})}
+        schema["properties"]["rows"] = {"type": "array", "items": items}
+    return schema
 
 
 def printed(made: Made) -> Any:
@@ -178,15 +224,19 @@ def main() -> None:
     found: dict[str, Schema] = {name: {} for name in NAMES}
     for case in cases():
         for run in runs(case):
-            for name in NAMES[:-1]:
+            for name in REPORTS:
                 found[name] = reduce(merged, map(schema_of, made_of(run, name)), found[name])
+            found["query"] = reduce(merged, map(schema_of_value, answers_of(run)), found["query"])
         print(case.name)
     for name in ("ranks", *OF_JOBS):
         found[name] = reduce(merged, map(schema_of, of_jobs(name)), found[name])
+    with tempfile.TemporaryDirectory() as folder:
+        found["dataset-build"] = reduce(merged, map(schema_of_value, builds(Path(folder))))
+    found["doctor"] = reduce(merged, map(schema_of_value, diagnoses()))
     for name, schema in found.items():
         head = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "title": f"tracepipe {name} --json, version {VERSION}",
+            "title": f"tracepipe {name.replace('-', ' ')} --json, version {JSON_VERSION}",
         }
         path_of(name).write_text(json_text({**head, **schema}, indent=True) + "\n")
 

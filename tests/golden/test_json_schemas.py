@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from tests.golden.cases import Case, cases, with_sample
-from tests.golden.json_schemas import NAMES, made_of, of_jobs, path_of, printed, runs
-from tracepipe.api.reports import OF_JOBS, VERSION
+from tests.golden.json_schemas import (
+    NAMES,
+    answers_of,
+    builds,
+    made_of,
+    of_jobs,
+    path_of,
+    printed,
+    runs,
+)
+from tests.support.commands import json_commands
+from tests.unit.test_doctor import GOOD, FakeTrials
+from tracepipe.api.reports import OF_JOBS, REPORTS
+from tracepipe.doctor import as_json, examine
+from tracepipe.printable import JSON_VERSION
 
 REMEDY = "run: python -m tests.golden.json_schemas"
 
@@ -30,16 +44,23 @@ def test_each_output_states_its_schema(validators: dict[str, Draft202012Validato
     schema = validators[name].schema
     assert isinstance(schema, dict)
     Draft202012Validator.check_schema(schema)
-    assert schema["properties"]["schema"] == {"const": f"tracepipe-{name}/{VERSION}"}
-    assert {"schema", "report", "notes"} <= {*schema["required"]}
+    assert schema["properties"]["schema"] == {"const": f"tracepipe-{name}/{JSON_VERSION}"}
+    expected = {"schema", "report", "notes"} if name in (*REPORTS, "ranks") else {"schema"}
+    assert expected <= {*schema["required"]}
+
+
+def test_each_command_that_prints_json_has_a_schema() -> None:
+    assert {command.replace(" ", "-") for command in json_commands()} == {*NAMES}
 
 
 @pytest.mark.parametrize("case", with_sample(cases()), ids=str)
 def test_reports_of_fixtures_fit(validators: dict[str, Draft202012Validator], case: Case) -> None:
     for run in runs(case):
-        for name in NAMES[:-1]:
+        for name in REPORTS:
             for made in made_of(run, name):
                 check(validators[name], printed(made))
+        for value in answers_of(run):
+            check(validators["query"], value)
 
 
 @pytest.mark.slow
@@ -49,3 +70,15 @@ def test_reports_of_jobs_fit(validators: dict[str, Draft202012Validator], name: 
     assert found
     for made in found:
         check(validators[name], printed(made))
+
+
+@pytest.mark.slow
+def test_datasets_of_jobs_fit(validators: dict[str, Draft202012Validator], tmp_path: Path) -> None:
+    found = [*builds(tmp_path)]
+    assert found
+    for value in found:
+        check(validators["dataset-build"], value)
+
+
+def test_findings_of_doctor_fit(validators: dict[str, Draft202012Validator]) -> None:
+    check(validators["doctor"], as_json(examine(GOOD, FakeTrials())))

@@ -106,16 +106,27 @@ def is_command(name: str) -> bool:
 
 def options() -> set[str]:
     """Every option of every command."""
-    found: set[str] = set()
+    return {"--help"}.union(*options_of_commands().values())
+
+
+def json_commands() -> list[str]:
+    """Every command with `--json`: `gaps`, `dataset build`, …"""
+    return [name for name, flags in options_of_commands().items() if "--json" in flags]
+
+
+def options_of_commands() -> dict[str, set[str]]:
+    """The options of every command; of the program itself, its name is ""."""
+    found: dict[str, set[str]] = {}
     group: Any = typer.main.get_command(cli.app)
-    waiting = [(group, group.make_context("tracepipe", ["doctor"]))]
+    waiting = [("", group, group.make_context("tracepipe", ["doctor"]))]
     while waiting:
-        command, context = waiting.pop()
+        path, command, context = waiting.pop()
+        flags = found.setdefault(path, set())
         for option in (one for one in command.params if one.param_type_name == "option"):
-            found.update(getattr(option, "opts", []), getattr(option, "secondary_opts", []))
+            flags.update(getattr(option, "opts", []), getattr(option, "secondary_opts", []))
         for name in command.list_commands(context) if hasattr(command, "list_commands") else []:
-            waiting.append((command.get_command(context, name), context))
-    return found | {"--help"}
+            waiting.append((f"{path} {name}".strip(), command.get_command(context, name), context))
+    return found
 
 
 def run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:

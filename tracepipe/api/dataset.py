@@ -19,7 +19,7 @@ from tracepipe.printable import is_unicode
 if TYPE_CHECKING:
     from tracepipe.dataset.build import Built as Built
     from tracepipe.recording.files import Progress
-    from tracepipe.sql.processor import Answer
+    from tracepipe.sql.processor import Answer, Bounds, Processor
     from tracepipe.sql.tables import Rows
 
 QUERY_FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
@@ -135,16 +135,20 @@ def answered(
     *,
     notify: Callable[[str], None],
     showing: Callable[[str], AbstractContextManager[Progress | None]],
+    kept: KeptTrace | None = None,
 ) -> Iterator[Rows | Answer]:
-    """The rows of the last statement of some SQL, while the context is open. The rest is as in `query`."""
-    from tracepipe.recording.files import opened_again
+    """The rows of the last statement of some SQL, while the context is open. The rest is as in `query`.
+
+    With `kept`, within its bounds, and Perfetto's SQL is asked of the WebAssembly, which cannot open files.
+    """
     from tracepipe.sql.processor import ask, find_shell
     from tracepipe.sql.tables import is_about_tables, query_dataset, query_recording
 
     if not is_unicode(sql):
         raise QueryError("The SQL is not UTF-8.", "Write other bytes as a BLOB: '\\xFF'::BLOB.")
+    bounds = None if kept is None else kept.bounds
     if paths.is_folder(path):
-        with query_dataset(path, sql) as rows:
+        with query_dataset(path, sql, bounds) as rows:
             yield rows
         return
     if not path.endswith(_TRACES) and is_about_tables(sql):
@@ -155,19 +159,73 @@ def answered(
         notify("asked: the tables that export writes, in DuckDB's SQL")
         for line in list(account_lines(run.facts))[1:]:
             notify(line)
-        with query_recording(run, sql) as rows:
+        with query_recording(run, sql, bounds) as rows:
             yield rows
         return
+    if kept is not None:
+        yield kept.ask(path, sql, options, notify, showing)
+        return
     shell = find_shell(options.trace_processor)
+    with _as_trace(path, options, showing) as (trace, notes):
+        for note in notes:
+            notify(note)
+        yield ask(trace, sql, shell)
+
+
+@contextmanager
+def _as_trace(
+    path: str, options: ReadOptions, showing: Callable[[str], AbstractContextManager[Progress | None]]
+) -> Iterator[tuple[Path, list[str]]]:
+    """A file with a recording as a trace, while the context is open, and the losses and problems of one that
+    is converted for that.
+    """
+    from tracepipe.recording.files import opened_again
+
     if path.endswith(_TRACES):
         with opened_again(path) as trace:
-            yield ask(Path(trace), sql, shell)
-    else:
-        with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
-            converted = Path(folder) / "run.pftrace"
-            drawn = ConvertOptions(**{one.name: getattr(options, one.name) for one in fields(ReadOptions)})
-            with showing(f"query {Path(path).name}") as bar:
-                account = convert(path, converted, options=drawn, progress=bar)
-            for line in list(account_lines(account))[1:]:
-                notify(line)
-            yield ask(converted, sql, shell)
+            yield Path(trace), []
+        return
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+        converted = Path(folder) / "run.pftrace"
+        drawn = ConvertOptions(**{one.name: getattr(options, one.name) for one in fields(ReadOptions)})
+        with showing(f"query {Path(path).name}") as bar:
+            account = convert(path, converted, options=drawn, progress=bar)
+        yield converted, list(account_lines(account))[1:]
+
+
+class KeptTrace:
+    """A trace processor with the last trace that was asked in Perfetto's SQL, which is read again where its
+    file has changed. It may take up to 4 GiB of memory.
+    """
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._of: object = None
+        self._processor: Processor | None = None
+        self._notes: list[str] = []
+
+    def ask(
+        self,
+        path: str,
+        sql: str,
+        options: ReadOptions,
+        notify: Callable[[str], None],
+        showing: Callable[[str], AbstractContextManager[Progress | None]],
+    ) -> Answer:
+        """The answer to SQL that is about one file. Raises as `query`."""
+        from tracepipe.sql.processor import Processor
+
+        wanted = path, paths.identity(path), options
+        if self._processor is None or not self._processor.is_open or self._of != wanted:
+            self.close()
+            with _as_trace(path, options, showing) as (trace, self._notes):
+                self._processor, self._of = Processor(trace), wanted
+        for note in self._notes:
+            notify(note)
+        return self._processor.ask_again(sql, self.bounds)
+
+    def close(self) -> None:
+        """End the trace processor."""
+        if self._processor is not None:
+            self._processor.close()
+        self._processor = None

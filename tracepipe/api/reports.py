@@ -15,6 +15,7 @@ from tracepipe.api.open import load
 from tracepipe.api.options import ReadOptions
 from tracepipe.errors import OutputError
 from tracepipe.options import STANDARD, Option
+from tracepipe.printable import json_schema
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import FileOutput, FolderOutput, Report, Result
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from tracepipe.recording.files import Progress
     from tracepipe.store.run import Run
     from tracepipe.store.store import Facts
-
-VERSION = 1
-"""The version of what `--json` prints: a new one where something is taken away or has another type."""
 
 OptionsT = TypeVar("OptionsT")
 
@@ -70,8 +68,8 @@ class Made:
 
     @property
     def schema(self) -> str:
-        """The name and version of its form as JSON, which `schemas/NAME.schema.json` describes."""
-        return f"tracepipe-{self.name}/{VERSION}"
+        """The name and version of its form as JSON."""
+        return json_schema(self.name)
 
     def lazily(self) -> dict[str, Any]:
         """The report as JSON values, with iterators instead of lists."""

@@ -17,6 +17,7 @@ from tracepipe.cli.options import TO_STANDARD, Force, Misuse, json_option, outpu
 from tracepipe.cli.reports import Shown, for_programs, put_report
 from tracepipe.errors import InputError, QueryError
 from tracepipe.options import STANDARD, Option
+from tracepipe.printable import json_schema
 from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import put_json, say
 from tracepipe.units import agree, counted, duration_text
@@ -151,7 +152,7 @@ def build(
     with progress("dataset build") as bar:
         built = build_dataset(inputs, output, options, jobs=jobs, progress=bar)
     if as_json:
-        put_json(_as_json(output, built))
+        put_json(built_json(output, built))
     else:
         for line in _lines(output, built):
             say(line)
@@ -196,8 +197,10 @@ def _clock_lines(built: Built) -> list[str]:
     return [*lines, *refused[:_SHOWN_MAX], *more]
 
 
-def _as_json(output: str, built: Built) -> dict[str, Any]:
+def built_json(output: str, built: Built) -> dict[str, Any]:
+    """What `dataset build --json` prints."""
     return {
+        "schema": json_schema("dataset-build"),
         "dataset": output,
         "ranks": built.ranks,
         "written": [

@@ -15,7 +15,7 @@ from typing import Any
 from tracepipe.doctor import checks
 from tracepipe.doctor.checks import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination, State
 from tracepipe.doctor.trials import Trials
-from tracepipe.printable import printable
+from tracepipe.printable import json_schema, printable
 from tracepipe.tracer.machine.facts import Machine, this_machine
 from tracepipe.tracer.request import DEFAULT_LAYERS, Notify
 
@@ -89,5 +89,9 @@ def diagnosis_lines(
 
 
 def as_json(diagnoses: list[Diagnosis]) -> dict[str, Any]:
-    """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"fix":…},…]}`."""
-    return {"can_capture": can_capture(diagnoses), "findings": [asdict(found) for found in diagnoses]}
+    """`{"schema":…,"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"fix":…},…]}`."""
+    return {
+        "schema": json_schema("doctor"),
+        "can_capture": can_capture(diagnoses),
+        "findings": [asdict(found) for found in diagnoses],
+    }

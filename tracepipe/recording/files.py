@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -239,6 +240,34 @@ def traces_of(path: str) -> list[str]:
         return [f"{file}/{one}" for one in ([found.name_of(name)] if name else found.traces)]
 
 
+_folders: ContextVar[Sequence[Path]] = ContextVar("folders", default=())
+
+
+@contextmanager
+def only_below(folders: Sequence[Path]) -> Iterator[None]:
+    """Open only regular files below these folders, which have no links in their paths."""
+    before = _folders.set(folders)
+    try:
+        yield
+    finally:
+        _folders.reset(before)
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """A file that is open to be read. Raises OSError, InputError for one that is not below `only_below`."""
+    folders = _folders.get()
+    if not folders:
+        return Path(path).open("rb")
+    # What was looked at may be another file now, and to open a pipe would wait for its writer.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    real = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+    is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    if not is_regular or not any(map(real.is_relative_to, folders)):
+        file.close()
+        raise InputError("may not be read", "Name a file below the folders.", path=str(path))
+    return file
+
+
 @contextmanager
 def _opened(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
     if path == STANDARD:
@@ -255,7 +284,7 @@ def _opened(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
             yield InputStream(copy, path)
         return
     try:
-        raw = Path(path).open("rb")  # noqa: SIM115 - closed below; only the opening is translated
+        raw = open_file(path)  # closed below; only the opening is translated
     except OSError as e:
         raise _unreadable(e, path) from e
     with raw:
@@ -272,7 +301,8 @@ def _opened(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
 def opened_again(path: str) -> Iterator[str]:
     """A path that can be opened more than once: that of the input, or of a copy of a pipe."""
     if path != STANDARD and paths.is_file(path):
-        yield path
+        with open_file(path) as file:
+            yield f"/proc/self/fd/{file.fileno()}" if _folders.get() else path
         return
     with open_input(path) as stream, stream.as_file() as file:
         yield f"/proc/self/fd/{file.fileno()}"

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, Final
 
 from tracepipe.errors import QueryError
 from tracepipe.present.writing.table_formats import write_columns
-from tracepipe.printable import json_pieces, json_text, printable
+from tracepipe.printable import json_pieces, json_schema, json_text, printable
 from tracepipe.sql.processor import Answer
 from tracepipe.sql.tables import Rows
 
@@ -21,10 +21,10 @@ _SHOWN_MAX = 100_000
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
-    """Columns, and an object for each row; bytes become hexadecimal digits."""
+    """The form, columns, and an object for each row; bytes become hexadecimal digits."""
     plain = ([one.hex() if isinstance(one, bytes) else one for one in row] for row in answer.rows)
     rows = [dict(zip(answer.columns, row, strict=True)) for row in plain]
-    return {"columns": answer.columns, "rows": rows}
+    return {"schema": json_schema("query"), "columns": answer.columns, "rows": rows}
 
 
 def table_lines(answer: Answer) -> Iterator[str]:
@@ -88,7 +88,7 @@ def write_rows(rows: Rows, form: str, out: BinaryIO) -> int:
             yield as_json(Answer(rows.columns, [list(row) for row in part]))["rows"]
 
     if form == "json":
-        for text in json_pieces({"columns": rows.columns, "rows": chain.from_iterable(parts())}):
+        for text in json_pieces({**as_json(Answer(rows.columns, [])), "rows": chain.from_iterable(parts())}):
             out.write(text.encode())
         out.write(b"\n")
         return count

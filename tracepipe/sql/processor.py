@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from tracepipe import paths
 from tracepipe.errors import InputError, LibraryMissing, OutputError, QueryError, TracepipeError
@@ -28,6 +28,23 @@ class Answer:
 
     columns: list[str]
     rows: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a question of somebody who is not trusted may take."""
+
+    seconds: float = 30
+    spill_mb: int = 2_000
+    """Of disk, for what does not fit into memory."""
+    reply_bytes: int = 16 << 20
+    value: int = 1 << 20
+    """The letters, bytes or items of a value that are read."""
+    rows_at_once: int = 16
+
+    def too_slow(self) -> QueryError:
+        """The error for a question that takes too long."""
+        return QueryError(f"The question takes more than {self.seconds:g} s.", "Ask for less.")
 
 
 def all_different(names: Sequence[str]) -> list[str]:
@@ -56,43 +73,96 @@ def find_shell(given: str = "") -> str:
 
 
 def ask(trace: Path, sql: str, shell: str = "") -> Answer:
-    """Run SQL on a Perfetto trace; `shell` is the program to use, "" for the WebAssembly.
-
-    Raises QueryError, LibraryMissing if there is no trace processor, InputError for a trace that is refused
-    or cannot be read, TracepipeError if the program ends meanwhile.
+    """Run SQL on a Perfetto trace; `shell` is the program to use, "" for the WebAssembly. Raises what
+    `Processor` and `Processor.ask` raise.
     """
-    try:
-        opened = trace.open("rb")
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=str(trace)) from error
-    with opened as file, closing(_started(shell)) as processor:
+    with closing(Processor(trace, shell)) as processor:
+        return processor.ask(sql)
+
+
+class Processor:
+    """A trace processor that has read a trace, to be asked more than once.
+
+    Raises LibraryMissing if there is no trace processor, InputError for a trace that is refused or cannot be
+    read, TracepipeError if the program ends meanwhile.
+    """
+
+    def __init__(self, trace: Path, shell: str = "") -> None:
+        self.is_open = True
+        try:
+            opened = trace.open("rb")
+        except OSError as error:
+            raise InputError(
+                f"cannot be read: {error.strerror}", "Check the path.", path=str(trace)
+            ) from error
+        self._shell = shell
+        with opened as file:
+            self._client = _started(shell)
+            try:
+                self._load(file)
+            except BaseException:
+                self.close()
+                raise
+
+    def _load(self, file: BinaryIO) -> None:
         from perfetto.common.exceptions import PerfettoException
 
-        is_loaded = False
         try:
-            while chunk := file.read(_CHUNK_BYTES):
-                if refused := processor.http.parse(chunk).error:
-                    raise InputError(f"the trace processor refuses the trace: {refused}", "Check the trace.")
-            processor.http.notify_eof()
-            is_loaded = True
-            result = processor.http.execute_query(sql)
+            with self._ended():
+                while chunk := file.read(_CHUNK_BYTES):
+                    if refused := self._client.http.parse(chunk).error:
+                        raise InputError(
+                            f"the trace processor refuses the trace: {refused}", "Check the trace."
+                        )
+                self._client.http.notify_eof()
         except PerfettoException as error:
-            if is_loaded:
-                raise QueryError(str(error)) from error
             raise InputError(f"the trace processor refuses the trace: {error}", "Check the trace.") from error
-        except (ConnectionError, HTTPException) as error:
-            raise TracepipeError(
-                f"{shell or 'The trace processor'} ended before it had answered: {error}",
-                "It may have had too little memory: `tracepipe cut` makes a smaller part.",
-            ) from error
+
+    def ask(self, sql: str) -> Answer:
+        """The result of some SQL. Raises QueryError, and TracepipeError if the program ends meanwhile."""
+        from perfetto.common.exceptions import PerfettoException
+
+        try:
+            with self._ended():
+                result = self._client.http.execute_query(sql)
+        except PerfettoException as error:
+            raise QueryError(str(error)) from error
         if result.error:
             # Its own error begins as Python's do, which it is none of.
             raise QueryError(result.error.removeprefix("Traceback (most recent call last):\n"))
         columns = all_different(result.column_names)
         # A row's values are attributes, which cannot have every name that a column can.
         places = [f"column_{at}" for at in range(len(columns))]
-        rows = processor.QueryResultIterator(places, result.batch) if columns else ()
+        rows = self._client.QueryResultIterator(places, result.batch) if columns else ()
         return Answer(columns, [[vars(row)[place] for place in places] for row in rows])
+
+    @contextmanager
+    def _ended(self) -> Iterator[None]:
+        """Translate the errors of a program that ends."""
+        try:
+            yield
+        except (ConnectionError, HTTPException) as error:
+            raise TracepipeError(
+                f"{self._shell or 'The trace processor'} ended before it had answered: {error}",
+                "It may have had too little memory: `tracepipe cut` makes a smaller part.",
+            ) from error
+
+    def ask_again(self, sql: str, bounds: Bounds) -> Answer:
+        """The result of some SQL within some bounds, after which the WebAssembly has only the trace again.
+        It is closed where that fails. Raises as `ask`.
+        """
+        backend = self._client.http
+        try:
+            with backend.bounded(bounds):
+                return self.ask(sql)
+        finally:
+            if not backend.restored():
+                self.close()
+
+    def close(self) -> None:
+        """End the trace processor, and free its memory. A second call does nothing."""
+        self.is_open = False
+        self._client.close()
 
 
 def _started(shell: str) -> Any:

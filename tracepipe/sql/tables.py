@@ -18,12 +18,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from tracepipe.dataset.places import RANKS, Dataset, files_of
 from tracepipe.errors import QueryError
 from tracepipe.present.writing.table_formats import write_table
-from tracepipe.sql.processor import all_different
+from tracepipe.sql.processor import Bounds, all_different
 from tracepipe.store.tables import connect
 from tracepipe.store.views import VIEWS
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from tracepipe.store.run import Run
 
 _ROWS_OF_PART: Final = 1 << 13
+_ROWS_UNREAD: Final = 16
+"""The rows at a time of statements whose answer nobody reads."""
 _MEMORY_MB, _MEMORY_OF_THREAD_MB = 1_074, 268
 _ALIGNMENT: Final = "alignment"
 _DATASET, _ANSWER = "dataset", "answer"
@@ -69,8 +72,16 @@ _TOO_LARGE: Final = " has more than 64 bits: cast it to DOUBLE."
 class Rows:
     """The rows of an answer, which are made as they are read."""
 
-    def __init__(self, connection: DuckDBPyConnection, question: str, folder: Path, path: str) -> None:
+    def __init__(
+        self,
+        connection: DuckDBPyConnection,
+        question: str,
+        folder: Path,
+        path: str,
+        bounds: Bounds | None = None,
+    ) -> None:
         self._connection, self._question, self._folder = connection, question, folder
+        self._bounds = bounds
         self._errors = str(folder / _DATASET), path
         answer = connection.sql(question)
         self.columns = all_different(answer.columns)
@@ -81,18 +92,24 @@ class Rows:
         """The SELECT of the rows with the types of answers."""
         places = [f"column_{at}" for at in range(len(self.columns))]
         shown = ", ".join(
-            f"{_value(place, kind, form)} as {_name(name)}"
+            f"{self._bounded(_value(place, kind, form), kind)} as {_name(name)}"
             for place, name, kind in zip(places, self.columns, self._kinds, strict=True)
         )
         return f"select {shown} from ({self._question}\n) as answer({', '.join(places)})"
 
+    def _bounded(self, value: str, kind: DuckDBPyType) -> str:
+        """The SQL of a value of an answer, of which no more is made than is wanted."""
+        has_length = kind.id not in (*_WHOLE, *_BROKEN, *_LARGE, "ubigint", "boolean")
+        return f"({value})[1:{self._bounds.value}]" if self._bounds and has_length else value
+
     def parts(self) -> Iterator[list[tuple[Any, ...]]]:
         """Yield the rows, some at a time. Raises QueryError."""
+        rows_at_once = self._bounds.rows_at_once if self._bounds else _ROWS_OF_PART
         with _translated(*self._errors):
             self._connection.execute(self._converted("json"))
         while True:
             with _translated(*self._errors):
-                rows = self._connection.fetchmany(_ROWS_OF_PART)
+                rows = self._connection.fetchmany(rows_at_once)
             if not rows:
                 return
             yield rows
@@ -106,7 +123,7 @@ class Rows:
 
 
 @contextmanager
-def query_dataset(path: str, sql: str) -> Iterator[Rows]:
+def query_dataset(path: str, sql: str, bounds: Bounds | None = None) -> Iterator[Rows]:
     """The rows of the last statement of some SQL on the dataset at a path, while the context is open.
 
     Raises QueryError, also from the rows, InputError where there is no dataset, LibraryMissing.
@@ -121,7 +138,7 @@ def query_dataset(path: str, sql: str) -> Iterator[Rows]:
             link.symlink_to(dataset.folder.absolute(), target_is_directory=True)
             with _translated(str(link), path):
                 connection.execute("set allow_community_extensions = false")
-                _open_only(connection, folder)
+                _open_only(connection, folder, bounds)
                 connection.execute(_PLACED)
                 layers = {layer: _files(link, layer) for layer in dataset.layers() if _LAYER.fullmatch(layer)}
                 if {RANKS, _ALIGNMENT} <= set(layers):
@@ -129,14 +146,16 @@ def query_dataset(path: str, sql: str) -> Iterator[Rows]:
                     connection.execute(sql_of_clocks)
                 for layer, files in layers.items():
                     connection.execute(f'create view "{layer}" as {_select(connection, layer, files)}')
-                rows = _answer(connection, sql, folder, path)
-            yield rows
+            with _in_time(connection, bounds):
+                with _translated(str(link), path):
+                    rows = _answer(connection, sql, folder, path, bounds)
+                yield rows
         finally:
             connection.close()
 
 
 @contextmanager
-def query_recording(run: Run, sql: str) -> Iterator[Rows]:
+def query_recording(run: Run, sql: str, bounds: Bounds | None = None) -> Iterator[Rows]:
     """The rows of the last statement of some SQL on the tables of a recording, while the context is open.
     Afterwards, the recording answers nothing else.
 
@@ -145,9 +164,40 @@ def query_recording(run: Run, sql: str) -> Iterator[Rows]:
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as scratch:
         folder, connection = Path(scratch), run.connection
         with _translated("", ""):
-            _open_only(connection, folder)
-            rows = _answer(connection, sql, folder, "")
-        yield rows
+            _open_only(connection, folder, bounds)
+        with _in_time(connection, bounds):
+            with _translated("", ""):
+                rows = _answer(connection, sql, folder, "", bounds)
+            yield rows
+
+
+@contextmanager
+def _in_time(connection: DuckDBPyConnection, bounds: Bounds | None) -> Iterator[None]:
+    """Interrupt questions that take longer than the bounds allow. Raises QueryError then."""
+    if bounds is None:
+        yield
+        return
+    seconds, is_answered, is_late = bounds.seconds, Event(), Event()
+
+    def interrupt() -> None:
+        wait_s = seconds
+        # Again and again, as only a question that runs at that moment is interrupted.
+        while not is_answered.wait(wait_s):
+            is_late.set()
+            connection.interrupt()
+            wait_s = 0.1
+
+    watch = Thread(target=interrupt, daemon=True)
+    watch.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_late.is_set():
+            raise
+        raise bounds.too_slow() from None
+    finally:
+        is_answered.set()
+        watch.join()
 
 
 def is_about_tables(sql: str) -> bool:
@@ -163,13 +213,15 @@ def is_about_tables(sql: str) -> bool:
     return named <= set(VIEWS) if named else _SHOW.fullmatch(sql) is not None
 
 
-def _open_only(connection: DuckDBPyConnection, folder: Path) -> None:
+def _open_only(connection: DuckDBPyConnection, folder: Path, bounds: Bounds | None) -> None:
     """Let DuckDB open nothing but a dataset and its answer from here on; no setting can undo this."""
     (folder / _ANSWER).mkdir()
     # Else names of tables may be those of variables here.
     connection.execute("set python_enable_replacements = false")
     allowed = ", ".join(_text(f"{folder / name}/") for name in (_DATASET, _ANSWER))
     connection.execute(f"set temp_directory = {_text(str(folder / 'spill'))}")
+    if bounds is not None:
+        connection.execute(f"set max_temp_directory_size = '{bounds.spill_mb}MB'")
     connection.execute(f"set allowed_directories = [{allowed}]")
     connection.execute("set enable_external_access = false")
 
@@ -193,7 +245,7 @@ def _select(connection: DuckDBPyConnection, layer: str, files: str) -> str:
     return f"select host, rank, here.* exclude (host, rank){aligned} from {files} as here {clocks}"
 
 
-def _answer(connection: DuckDBPyConnection, sql: str, folder: Path, path: str) -> Rows:
+def _answer(connection: DuckDBPyConnection, sql: str, folder: Path, path: str, bounds: Bounds | None) -> Rows:
     """Run all statements but the last, whose rows are returned. Raises QueryError where one is no SELECT."""
     import duckdb
 
@@ -205,11 +257,13 @@ def _answer(connection: DuckDBPyConnection, sql: str, folder: Path, path: str) -
         if statement.type != duckdb.StatementType.SELECT:
             raise QueryError(f"Tables are only read: {statement.type.name} is not taken, SELECT is.")
     for statement in statements[:-1]:
-        connection.execute(statement).fetchall()
+        connection.execute(statement)
+        while connection.fetchmany(_ROWS_UNREAD):
+            pass
     # The question is part of another one, which a semicolon would end.
     question = statements[-1].query.encode()
     ends = [at for at, kind in duckdb.tokenize(question.decode()) if question[at : at + 1] == b";"]
-    return Rows(connection, question[: ends[0] if ends else None].decode(), folder, path)
+    return Rows(connection, question[: ends[0] if ends else None].decode(), folder, path, bounds)
 
 
 def _value(place: str, kind: DuckDBPyType, form: str) -> str:

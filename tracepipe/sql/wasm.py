@@ -12,8 +12,9 @@ import contextlib
 import functools
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import wasmtime
@@ -21,6 +22,8 @@ from perfetto.common.exceptions import PerfettoException
 from perfetto.trace_processor.api import TraceProcessor
 from perfetto.trace_processor.backend import TraceProcessorBackend
 
+from tracepipe.errors import QueryError
+from tracepipe.sql.processor import Bounds
 from tracepipe.ui.serve import find_ui
 
 _PAGE_BYTES = 64 << 10
@@ -28,6 +31,8 @@ _LIMIT_BYTES = (4 << 30) - _PAGE_BYTES  # 32-bit addresses; the last page is Ems
 # Emscripten's libc numbers errors as WASI does, not as Linux does.
 _EBADF, _ENOSYS, _ESPIPE = 8, 52, 70
 _STDERR = 2
+_NEVER = 1 << 62
+"""A deadline in epochs of wasmtime."""
 _NOTHING_TO_DO = ("environ_get", "fd_close", "fd_sync")
 
 
@@ -44,6 +49,7 @@ def _compiled(wasm: Path) -> tuple[wasmtime.Engine, wasmtime.Module]:
     # wasmtime's default of 512 KiB is too small for SQLite's parser with long queries. With 2 MiB, the size
     # of its asynchronous stacks, or more, it refuses to start.
     config.max_wasm_stack = 1 << 20
+    config.epoch_interruption = True  # so that a call can be ended
     with contextlib.suppress(wasmtime.WasmtimeError):  # without a writable home, each process compiles
         config.cache = True
     engine = wasmtime.Engine(config)
@@ -60,7 +66,8 @@ class EmscriptenModule:
     def __init__(self, wasm: Path) -> None:
         engine, module = _compiled(wasm)
         self.printed: list[str] = []
-        self._store = wasmtime.Store(engine)
+        self._engine, self._store = engine, wasmtime.Store(engine)
+        self._store.set_epoch_deadline(_NEVER)
         linker = wasmtime.Linker(engine)
         for wanted in module.imports:
             name = wanted.name or ""
@@ -79,6 +86,20 @@ class EmscriptenModule:
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             raise WasmAborted(f"{''.join(self.printed)[-4000:]}{error}") from error
         return (result or 0) & 0xFFFFFFFF
+
+    @contextlib.contextmanager
+    def ending_after(self, seconds: float) -> Iterator[None]:
+        """Calls that take longer raise WasmAborted."""
+        self._store.set_epoch_deadline(1)
+        timer = Timer(seconds, self._engine.increment_epoch)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            self._store.set_epoch_deadline(_NEVER)
 
     def main(self, program: str) -> int:
         """Runs C's main with argv = [program]; returns its exit status."""
@@ -207,11 +228,39 @@ class _InProcessBackend(TraceProcessorBackend):
         super().__init__(protos)
         self._module = EmscriptenModule(find_ui().version / "trace_processor.wasm")
         self._module.main("trace_processor")
-        self._reply = bytearray()
-        on_reply = self._module.function_pointer(
-            lambda address, size: self._reply.extend(self._module.read(address, size))
-        )
+        self._reply, self._reply_bytes = bytearray(), 0
+        self._bounds: Bounds | None = None
+        self.is_aborted = False
+        """Whether nothing more can be asked."""
+        on_reply = self._module.function_pointer(self._replied)
         self._request_at = self._module.call("trace_processor_rpc_init", on_reply, _REQUEST_BYTES)
+
+    def _replied(self, address: int, size: int) -> None:
+        self._reply_bytes += size
+        if self._bounds is None or self._reply_bytes <= self._bounds.reply_bytes:
+            self._reply.extend(self._module.read(address, size))
+
+    @contextlib.contextmanager
+    def bounded(self, bounds: Bounds) -> Iterator[None]:
+        """Questions are ended where they take too long. Raises QueryError then, and for a large reply."""
+        self._bounds = bounds
+        start_s = time.monotonic()
+        try:
+            with self._module.ending_after(bounds.seconds):
+                yield
+        except QueryError:
+            if self.is_aborted and time.monotonic() - start_s >= bounds.seconds:
+                raise bounds.too_slow() from None
+            raise
+        finally:
+            self._bounds = None
+
+    def restored(self) -> bool:
+        """Remove all that questions have made. Returns whether that was possible."""
+        with contextlib.suppress(PerfettoException):
+            if not self.is_aborted:
+                self._request("TPM_RESTORE_INITIAL_TABLES")
+        return not self.is_aborted
 
     def _request(self, method: str, **fields: Any) -> list[Any]:
         """The replies to a request; `fields` are those of the message TraceProcessorRpc."""
@@ -219,13 +268,17 @@ class _InProcessBackend(TraceProcessorBackend):
         stream = self.protos.TraceProcessorRpcStream(msg=[{"request": kind, **fields}])
         request = stream.SerializeToString()
         self._reply.clear()
+        self._reply_bytes = 0
         try:
             for start in range(0, len(request), _REQUEST_BYTES):
                 piece = request[start : start + _REQUEST_BYTES]
                 self._module.write(self._request_at, piece)
                 self._module.call("trace_processor_on_rpc_request", len(piece))
         except WasmAborted as error:
+            self.is_aborted = True
             raise _refused(str(error)) from error
+        if len(self._reply) < self._reply_bytes:
+            raise QueryError(f"The answer has {self._reply_bytes} bytes.", "Ask for less: use LIMIT.")
         replies = list(self.protos.TraceProcessorRpcStream.FromString(bytes(self._reply)).msg)
         for reply in replies:
             if reply.fatal_error or reply.HasField("invalid_request"):

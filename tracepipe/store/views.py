@@ -7,15 +7,19 @@ their columns. Times are whole ns on the trace clock.
 
 from __future__ import annotations
 
+import tempfile
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
 
+from tracepipe.errors import OutputError
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.paths import is_file
 from tracepipe.store.args import (
     address_in,
     integer,
@@ -27,7 +31,7 @@ from tracepipe.store.args import (
     three,
 )
 from tracepipe.store.schema import KINDS
-from tracepipe.store.tables import object_column, typed
+from tracepipe.store.tables import connect, object_column, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +40,11 @@ if TYPE_CHECKING:
 
 # The arguments that are parsed at a time.
 _AT_ONCE: Final = 1 << 10
+_ARGS_FILE: Final = "args.duckdb"
+# The values of fewer arguments are made as fast as a file is opened.
+_KEPT_LEAST: Final = 1 << 12
+# What DuckDB may use to write them.
+_WRITING_MB: Final = 100
 _TIMES: Final = ("start_ns", "end_ns", "dur_ns", "kind")
 _THREAD: Final = ("pid", "tid", "cpu", "comm")
 _NESTING: Final = ("depth", "parent_row")
@@ -235,14 +244,13 @@ def create(run: Run) -> None:
     """Create the views, and the tables that they need in addition to those of the store."""
     con = run.store.connection
     con.execute("create schema tracepipe")  # of the tables that no question is about
-    con.execute(f"create table tracepipe.args_values ({typed(_OF_ARGS)})")
-    names = ", ".join(f"{name}::{kind}" for name, kind in _OF_ARGS.items())
-    rows = _args(run)
-    while some := [*islice(rows, _AT_ONCE)]:
-        values = zip(_OF_ARGS, zip(*some, strict=True), strict=True)
-        con.register("given", {name: object_column(column) for name, column in values})
-        con.execute(f"insert into tracepipe.args_values select {names} from given")
-        con.unregister("given")
+    if run.args.count >= _KEPT_LEAST and _has_args_file(run):
+        path = str(run.store.folder / _ARGS_FILE).replace("'", "''")
+        con.execute(f"attach '{path}' as kept (read_only)")
+        con.execute("create view tracepipe.args_values as select * from kept.args_values")
+    else:
+        con.execute(f"create table tracepipe.args_values ({typed(_OF_ARGS)})")
+        _put_args(run, con, "tracepipe.args_values")
     own = run.stacks.own(np.arange(len(run.stacks))).tolist()
     lines = [(stack, str(run.stacks.frames[at])) for stack, at in enumerate(own) if at != NONE]
     ranges = [*enumerate(run.warp_table.range_names)]
@@ -259,6 +267,37 @@ def create(run: Run) -> None:
         con.execute(sql)
     for view, (layer, columns) in _SPANS.items():
         con.execute(_span_view(view, layer, columns))
+
+
+def _has_args_file(run: Run) -> bool:
+    """Whether the values of arguments are in a file next to the tables, where they are put at first, as to
+    parse them takes longer than most questions.
+    """
+    import duckdb
+
+    folder = run.store.folder
+    if is_file(folder / _ARGS_FILE):
+        return True
+    try:
+        with tempfile.TemporaryDirectory(prefix="args-", dir=folder) as made:
+            with connect(str(Path(made, _ARGS_FILE)), Path(made), memory_mb=_WRITING_MB) as con:
+                con.execute(f"create table args_values ({typed(_OF_ARGS)})")
+                _put_args(run, con, "args_values")
+            Path(made, _ARGS_FILE).rename(folder / _ARGS_FILE)
+    except (OSError, OutputError, duckdb.Error):  # the disk is full, or the tables were removed meanwhile
+        return False
+    return True
+
+
+def _put_args(run: Run, con: Any, table: str) -> None:
+    """Insert the values of all arguments."""
+    names = ", ".join(f"{name}::{kind}" for name, kind in _OF_ARGS.items())
+    rows = _args(run)
+    while some := [*islice(rows, _AT_ONCE)]:
+        values = zip(_OF_ARGS, zip(*some, strict=True), strict=True)
+        con.register("given", {name: object_column(column) for name, column in values})
+        con.execute(f"insert into {table} select {names} from given")
+        con.unregister("given")
 
 
 def _args(run: Run) -> Iterator[tuple[Any, ...]]:
