@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -219,15 +220,22 @@ def _kinds(schema: Schema) -> set[str]:
     return {kind} if isinstance(kind, str) else {*kind}
 
 
+def schemas_of(case: Case) -> dict[str, Schema]:
+    """The schemas of all that is made of a case's recording."""
+    found: dict[str, Schema] = {}
+    for run in runs(case):
+        for name in REPORTS:
+            found[name] = reduce(merged, map(schema_of, made_of(run, name)), found.get(name, {}))
+        found["query"] = reduce(merged, map(schema_of_value, answers_of(run)), found.get("query", {}))
+    return found
+
+
 def main() -> None:
     """Write all schemas."""
     found: dict[str, Schema] = {name: {} for name in NAMES}
-    for case in cases():
-        for run in runs(case):
-            for name in REPORTS:
-                found[name] = reduce(merged, map(schema_of, made_of(run, name)), found[name])
-            found["query"] = reduce(merged, map(schema_of_value, answers_of(run)), found["query"])
-        print(case.name)
+    with ProcessPoolExecutor() as processes:
+        for own in processes.map(schemas_of, cases()):
+            found |= {name: merged(found[name], schema) for name, schema in own.items()}
     for name in ("ranks", *OF_JOBS):
         found[name] = reduce(merged, map(schema_of, of_jobs(name)), found[name])
     with tempfile.TemporaryDirectory() as folder:

@@ -582,3 +582,13 @@ def test_work_that_lasts_longer_than_its_stream_allows_is_reported(
         records.append(span(begin_ns, end_ns, **{key: one for key, one in stated.items() if one is not None}))
     found = [one.removeprefix("impossible: ") for one in load(*records).facts.notes if "impossible" in one]
     assert [one.startswith(note) for one in found] == [True] * bool(note)
+
+
+def test_a_rare_value_of_many_rows_is_kept(tmp_path: Path) -> None:
+    """DuckDB chooses the type of a column by some of its rows, unless it is told to look at all."""
+    rows = [("cuda", 1, at, None, None, None) for at in range(5_000)]
+    rows[2_501] = ("cuda", 1 << 40, 2_501, 1 << 41, None, "late")
+    with Writer(tmp_path) as writer:
+        writer.put_rows("losses", rows)
+        (found,) = writer.rows("select count, dur_ns, reason from losses where reason is not null")
+    assert found == (1 << 40, 1 << 41, "late")

@@ -162,11 +162,11 @@ class ArgsTable:
         return self.values(numbers, lambda args: argument_text(args.get(key)))
 
 
-def json_of(text: bytes) -> str | None:
+def json_of(text: bytes, args: Args | None = None) -> str | None:
     """The text of arguments as `orjson` writes it, or as it was recorded where `orjson` cannot write it; None
-    without arguments.
+    without arguments. `args` are the arguments where they are parsed already.
     """
-    text = text.lstrip() if is_odd(text) else orjson.dumps(orjson.loads(text))
+    text = text.lstrip() if is_odd(text) else orjson.dumps(orjson.loads(text) if args is None else args)
     return None if text == b"{}" else text.decode()
 
 

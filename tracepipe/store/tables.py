@@ -48,6 +48,8 @@ def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "arrow_large_buffer_size": True,  # columns of text have no limit of 2 GB
+        # The type of a column of objects must fit all of them, and by default some 1,000 are looked at.
+        "pandas_analyze_sample": 1 << 30,
     }
     if threads:
         config["threads"] = threads

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tracepipe.store.run import Run
 
 # The arguments that are parsed at a time.
-_AT_ONCE: Final = 1 << 10
+_AT_ONCE: Final = 1 << 13
 _ARGS_FILE: Final = "args.duckdb"
 # The values of fewer arguments are made as fast as a file is opened.
 _KEPT_LEAST: Final = 1 << 12
@@ -303,7 +303,8 @@ def _put_args(run: Run, con: Any, table: str) -> None:
 def _args(run: Run) -> Iterator[tuple[Any, ...]]:
     """The values of all arguments by their numbers."""
     for number, recorded in enumerate(run.args.texts(np.arange(run.args.count))):
-        args, text = parsed(recorded), json_of(recorded)
+        args = parsed(recorded)
+        text = json_of(recorded, args)
         function = args.get("function")
         if function is not None and not isinstance(function, str):
             function = orjson.dumps(function).decode()
