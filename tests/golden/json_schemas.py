@@ -98,7 +98,8 @@ def of_jobs(name: str) -> Iterator[Made]:
         path, showing = str(FIXTURES / job), lambda what: nullcontext()
         try:
             if name == "ranks":
-                yield make_of_job(path, "", JobOptions(top=0), force=False, showing=showing)
+                made = make_of_job(path, "", JobOptions(top=0), force=False, showing=showing)
+                yield from (made, replace(made, output="job.html"))  # the page of `-o`, and of `report`
             else:
                 yield make(REPORTS[name], [[path]], REPORTS[name].options(), ReadOptions(), showing=showing)
         except TracepipeError:
