@@ -1,8 +1,8 @@
-"""Demangles the names of C++ functions, without their parameters: the Itanium ABI's grammar, as compilers of
-kernels use it.
+"""Demangles the names of C++ functions, with their parameters or without: the Itanium ABI's grammar, as
+compilers of kernels use it.
 
     _ZN2at6native4copyILi4EZNS_4fillEiEUlvE_EEviT0_    at::native::copy<4, at::fill(int)::{lambda()#1}>
-      └ nested name ──┘└─ template arguments ┘ └ return type and parameters, which are not read
+      └ nested name ──┘└─ template arguments ┘ └ return type and parameters
 
 A part of a name may refer to an earlier part, so that the result may be far longer than the name. What is not
 in this grammar, or becomes too long, stays mangled.
@@ -10,6 +10,7 @@ in this grammar, or becomes too long, stays mangled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from tracepipe.kernel_names import remembered
@@ -99,15 +100,15 @@ class _Mangled:
 
     # Names ----------------------------------------------------------------------------------------------
 
-    def encoding(self) -> str:
-        """A function with its parameters, or a variable."""
+    def encoding(self, *, shows_result: bool = False) -> str:
+        """A function with its parameters, or a variable. Names of templates have the type of the result."""
         name = self.name(is_function=True)
         has_result, after = self.is_template and not self.has_no_result, self.after
         if self.peek() in ("", "E", "."):
             return name
-        if has_result:
-            self.type()
-        return self.short(f"{name}({self.parameters()}){after}")
+        left, right = self.type() if has_result else ("", "")
+        shown = f"{name}({self.parameters()}){after}"
+        return self.short(f"{left}{' ' * bool(left)}{shown}{right}" if shows_result else shown)
 
     def parameters(self) -> str:
         found = []
@@ -375,9 +376,18 @@ def demangled(name: str) -> str:
     """The name of a C++ function without its parameters, and without the ending of AMD's kernels; other names
     stay as they are.
     """
+    return _demangled(name, lambda mangled: mangled.name(is_function=True))
+
+
+def demangled_signature(name: str) -> str:
+    """The same with the parameters, and the type of the result where the mangled name has it."""
+    return _demangled(name, lambda mangled: mangled.encoding(shows_result=True))
+
+
+def _demangled(name: str, read: Callable[[_Mangled], str]) -> str:
     if not name.startswith("_Z") or len(name) > _LENGTH_MAX:
         return name
     try:
-        return _Mangled(name[2:].removesuffix(".kd")).name(is_function=True)
+        return read(_Mangled(name[2:].removesuffix(".kd")))
     except (_UnknownError, ValueError, RecursionError):
         return name

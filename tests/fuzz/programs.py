@@ -25,7 +25,7 @@ from tests.support import elf_files
 from tests.support.compiled import compiled
 from tests.support.gpu_libraries import ROOT, nvcc
 from tracepipe.errors import InputError
-from tracepipe.tracer.find import foreign, kernels
+from tracepipe.tracer.find import foreign
 from tracepipe.tracer.find.functions import FunctionTables
 from tracepipe.tracer.find.kernels import list_kernels
 from tracepipe.tracer.find.library import interpreter_of, linked_libraries
@@ -192,8 +192,6 @@ def judge(path: Path, rng: Random) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + _MEMORY_BYTES, hard))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            if rng.random() < 0.97:
-                patch.setattr(kernels, "demangled", lambda names, notify: {name: name for name in names})
             _judge(path, rng, patch)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -24,7 +24,7 @@ from tests.support.elf_files import (
 from tracepipe.errors import InputError
 from tracepipe.tracer.find import elf, foreign, functions, kernels
 from tracepipe.tracer.find.functions import FunctionTables
-from tracepipe.tracer.find.kernels import demangled, list_kernels
+from tracepipe.tracer.find.kernels import list_kernels
 from tracepipe.tracer.find.library import interpreter_of, linked_libraries, package_folders
 from tracepipe.tracer.gpu.choice import has_marks
 
@@ -214,17 +214,3 @@ def test_line_tables_take_linear_time(data: bytes) -> None:
     except (IndexError, ValueError):
         found = []
     assert all(len(source) <= 1024 for _, source in found)
-
-
-@pytest.mark.slow
-def test_a_name_whose_demangled_form_is_exponential_stays_as_it_is() -> None:
-    name = "_Z1f1AIiiES_IS0_S0_E"
-    for number in range(1, 35):
-        digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        name += f"S_IS{digits[number]}_S{digits[number]}_E"
-    notes = list[str]()
-    found = demangled({name, "_Z3addPKfPf", "plain"}, notes.append)
-    assert found.pop(name) == name and notes == []
-    assert found in (
-        {"_Z3addPKfPf": form, "plain": "plain"} for form in ("add(float const*, float*)", "_Z3addPKfPf")
-    )

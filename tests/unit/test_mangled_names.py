@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.mangled_names import demangled
+from tracepipe.mangled_names import demangled, demangled_signature
 
 # By g++: templates, packs, lambdas in lambdas, functions, arrays, literals, unnamed namespaces.
 NAMES = {
@@ -50,6 +50,7 @@ def test_names_are_those_that_others_show(name: str) -> None:
     if shutil.which("c++filt"):
         asked = subprocess.run(["c++filt", name.removesuffix(".kd")], capture_output=True, text=True)
         assert short_kernel_name(asked.stdout.strip()) == NAMES[name]
+        assert demangled_signature(name) == asked.stdout.strip()
 
 
 def test_a_function_is_a_template_argument() -> None:
@@ -81,6 +82,7 @@ def test_a_name_whose_form_is_exponential_stays() -> None:
     digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     doubled = "".join(f"S_IS{digit}_S{digit}_E" for digit in digits)
     assert demangled(name := f"_Z1fI1AIiiES_IS0_S0_E{doubled}E") == name
+    assert demangled_signature(name) == name
 
 
 @given(

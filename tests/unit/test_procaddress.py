@@ -143,7 +143,7 @@ def test_answers_that_make_no_sense_are_left_out(
     path, notes = tmp_path / "libcuda.so.1", list[str]()
     path.write_bytes(bytes(4096))
     for given, found in ((answer, []), ([["cuInit", 0, 64]], [("cuInit", 64)])):
-        monkeypatch.setattr(functions, "answer", lambda *_, given=given, **__: json.dumps(given).encode())
+        monkeypatch.setattr(functions, "_answer", lambda *_, given=given, **__: json.dumps(given).encode())
         assert handed_out(str(path), {"cuInit"}, notes.append) == found
     assert not notes
 

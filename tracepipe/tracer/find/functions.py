@@ -12,15 +12,19 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import selectors
+import signal
 import stat
 import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Collection
 from typing import Any
 
 from tracepipe.errors import InputError
 from tracepipe.hooks.names import HookIndex
 from tracepipe.sudo import sudo_ids
-from tracepipe.tracer.find.child import answer
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.find.library import LibrarySearch, interpreter_of, python_of
 from tracepipe.tracer.request import Notify
@@ -29,7 +33,7 @@ Functions = dict[int, list[str]]
 
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
 _GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")
-_TIMEOUT_S, _ANSWER_BYTES = 5, 1 << 20
+_TIMEOUT_S, _ANSWER_BYTES, _ERROR_BYTES = 5, 1 << 20, 1 << 12
 # A process can map thousands of files. What is kept and read of all has a bound; a function takes these bytes
 # besides its name.
 _TABLES_BYTES, _READ_BYTES, _FUNCTION_BYTES = 1 << 29, 1 << 32, 256
@@ -224,12 +228,60 @@ def _ask(path: str, task: dict[str, Any]) -> tuple[list[Any], int]:
         status = os.fstat(place)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a file")
-        task = {"path": f"/proc/self/fd/{place}", **task}
-        limits: dict[str, Any] = {"bytes_max": _ANSWER_BYTES, "timeout_s": _TIMEOUT_S}
-        rows = json.loads(answer(_CHILD, task, **limits, user=_user(status), files=(place,)))
+        rows = json.loads(_answer({"path": f"/proc/self/fd/{place}", **task}, place, _user(status)))
         return rows if isinstance(rows, list) else [], status.st_size
     finally:
         os.close(place)
+
+
+def _answer(task: dict[str, Any], file: int, user: dict[str, Any]) -> bytes:
+    """The output of the child, which keeps the descriptor `file`; `user` are options of Popen. Raises
+    OSError, SubprocessError; ValueError if it fails, or writes more than an answer.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")
+    }
+    with tempfile.TemporaryFile() as given:
+        given.write(json.dumps(task).encode())
+        given.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CHILD],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C is for the capture
+            pass_fds=[file],
+            **user,
+        )
+    end_s = time.monotonic() + _TIMEOUT_S
+    assert process.stdout is not None and process.stderr is not None
+    with process, selectors.DefaultSelector() as waiting:
+        try:
+            out, errors = bytearray(), bytearray()
+            waiting.register(process.stdout, selectors.EVENT_READ, out)
+            waiting.register(process.stderr, selectors.EVENT_READ, errors)
+            while waiting.get_map():
+                ready = waiting.select(max(end_s - time.monotonic(), 0))
+                if not ready:
+                    raise subprocess.TimeoutExpired(process.args, _TIMEOUT_S)
+                for key, _ in ready:
+                    if part := os.read(key.fd, 1 << 16):
+                        key.data.extend(part)
+                    else:
+                        waiting.unregister(key.fileobj)
+                if len(out) > _ANSWER_BYTES:
+                    raise ValueError("it writes without end")
+                del errors[:-_ERROR_BYTES]
+            process.wait(max(end_s - time.monotonic(), 0))
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise ValueError(lines[-1] if lines else f"the child process ended with {process.returncode}")
+    return bytes(out)
 
 
 def _user(status: os.stat_result) -> dict[str, Any]:

@@ -22,9 +22,7 @@ u32. `.debug_line`, written with -lineinfo or -G, has a line number program for 
 from __future__ import annotations
 
 import io
-import json
 import struct
-import subprocess
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -35,7 +33,7 @@ from tracepipe import paths
 from tracepipe.errors import InputError
 from tracepipe.hooks.names import near_names
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.tracer.find.child import answer
+from tracepipe.mangled_names import demangled_signature
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.find.foreign import Content, ForeignFile, Readable, found_at
 from tracepipe.units import counted
@@ -64,48 +62,6 @@ _RESERVED_BYTES = 1024
 _RELA = struct.Struct("<QQq")
 _LINES_HEADER = struct.Struct("<IHIBBbBB")
 _SET_ADDRESS = b"\x00\x09\x02"
-
-# The child's program. It reads the names, and writes their demangled forms, "" where there is none. The
-# length of one may be exponential in that of the name, and the function goes on without memory: after two
-# seconds, it is left behind in its thread. After the third, so are the other names.
-_DEMANGLE = """
-import ctypes, json, os, resource, sys, threading
-names = json.load(sys.stdin)
-data_bytes = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize() + (1 << 28)
-resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
-libc, function = ctypes.CDLL(None), None
-libc.free.argtypes, libc.free.restype = [ctypes.c_void_p], None
-libc.strnlen.argtypes, libc.strnlen.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_size_t
-for library in ("libstdc++.so.6", "libc++abi.so.1"):
-    try:
-        function = function or ctypes.CDLL(library).__cxa_demangle
-        function.argtypes, function.restype = [ctypes.c_char_p, *[ctypes.c_void_p] * 3], ctypes.c_void_p
-    except (OSError, AttributeError):
-        pass
-found, at = [""] * len(names), 0
-def work(start):
-    global at
-    for number in range(start, len(names)):
-        status = ctypes.c_int()
-        text = function(names[number].encode(errors="replace"), None, None, ctypes.byref(status))
-        size = libc.strnlen(text, 65537) if text and not status.value else 0
-        if at != number:
-            return
-        if size <= 65536:
-            found[number] = ctypes.string_at(text, size).decode(errors="replace") if size else ""
-        libc.free(text or None)
-        at = number + 1
-for _ in range(3 * bool(function)):
-    worker, before = threading.Thread(target=work, args=(at,), daemon=True), -1
-    worker.start()
-    while worker.is_alive() and before != at:
-        before = at
-        worker.join(2)
-    at += at < len(names)
-with open(1, "w") as out:
-    json.dump(found, out)
-os._exit(0)
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +110,7 @@ def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
             chars += sum(len(kernel.mangled) + len(kernel.source) for kernel in found)
             if len(kernels) > _KERNELS_MAX or chars > _NAMES_CHARS:
                 raise InputError("with it, there are too many kernels", "List fewer files.", path=file)
-    known = demangled({kernel.mangled for kernel in kernels}, listing.notes.append)
+    known = {mangled: demangled_signature(mangled) for mangled in {kernel.mangled for kernel in kernels}}
     for kernel in kernels:
         name = known[kernel.mangled]
         # The whole name, without return type and parameters, or also without template parameters.
@@ -445,20 +401,3 @@ def _uleb(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         if shift > 63:
             raise IndexError
-
-
-def demangled(names: Collection[str], notify: Callable[[str], None]) -> dict[str, str]:
-    """Name → its demangled form; names that are not C++ names are unchanged, as are all without a C++
-    library.
-    """
-    asked = sorted(name for name in names if name.startswith("_Z"))
-    found = list[str]()
-    try:
-        found = (
-            json.loads(answer(_DEMANGLE, asked, bytes_max=2 * _NAMES_CHARS, timeout_s=60)) if asked else []
-        )
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        notify(f"names are not demangled: {error}")
-    return {name: name for name in names} | {
-        name: form for name, form in zip(asked, found, strict=False) if form
-    }
