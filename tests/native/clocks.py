@@ -13,29 +13,20 @@ from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSm
 
 
 def sm_clocks_refine(core: ctypes.CDLL, rng: Random) -> None:
-    """`tp_sm_clocks_refine` over the batches of one GPU, likely or not."""
-    seed = rng.getrandbits(32)
-    reference, clocks = SmClocks(), NativeSmClocks(core)
-    for batch in LikelyGpu(seed).batches() if rng.random() < 0.5 else hostile_batches(seed):
-        expected, found = reference.refine(*read(batch)), clocks.refine(*read(batch))
-        if expected is None or found is None:
-            assert expected is found
-        else:
-            assert all(map(np.array_equal, expected, found))
-
-
-def sm_clocks_refine_all(core: ctypes.CDLL, rng: Random) -> None:
-    """`tp_sm_clocks_refine_all` does with some batches at once what is done with one after the other."""
+    """`tp_sm_clocks_refine_all` over the batches of one GPU, likely or not, some at a time."""
     seed = rng.getrandbits(32)
     batches = LikelyGpu(seed).batches() if rng.random() < 0.5 else hostile_batches(seed)
     batches = [batch for batch in batches if 0 <= batch[0] < 1 << 63]
-    clocks, all_at_once = NativeSmClocks(core), NativeSmClocks(core)
-    found = [clocks.refine(*read(batch)) for batch in batches]
-    finer, entered, stayed = all_at_once.refine_all(*joined(batches))
-    assert finer.tolist() == [one is not None for one in found]
-    best = [batch[1:3] if one is None else one for one, batch in zip(found, batches, strict=True)]
-    for column, parts in zip((entered, stayed), zip(*best, strict=True), strict=True):
-        assert np.array_equal(column, np.concatenate(parts))
+    reference, clocks, at = SmClocks(), NativeSmClocks(core), 0
+    while at < len(batches):
+        some = batches[at : at + rng.randrange(1, 5)]
+        found = [reference.refine(*read(batch)) for batch in some]
+        finer, entered, stayed = clocks.refine_all(*joined(some))
+        assert finer.tolist() == [one is not None for one in found]
+        best = [batch[1:3] if one is None else one for one, batch in zip(found, some, strict=True)]
+        for column, parts in zip((entered, stayed), zip(*best, strict=True), strict=True):
+            assert np.array_equal(column, np.concatenate(parts))
+        at += len(some)
 
 
 def joined(batches: list[Batch]) -> tuple[Any, ...]:

@@ -36,7 +36,6 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "nest_events": nesting.nest_events,
     "order": warps.order,
     "sm_clocks_refine": clocks.sm_clocks_refine,
-    "sm_clocks_refine_all": clocks.sm_clocks_refine_all,
     "records": records.sieve,
     "replay": replaying.replay,
     "ring": ring.ring,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tracepipe.clocks.sm_clock import WarpReadings
+from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks, WarpReadings
 
 Column: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = tuple[int, Column, Column, Column, "Column | None", Column, Column, "Column | None"]
@@ -19,6 +19,15 @@ Batch: TypeAlias = tuple[int, Column, Column, Column, "Column | None", Column, C
 def read(batch: Batch) -> tuple[int, WarpReadings]:
     """The arguments of `SmClocks.refine`."""
     return batch[0], WarpReadings(*batch[1:])
+
+
+def refined_in_c(clocks: NativeSmClocks, batch: Batch) -> tuple[Column, Column] | None:
+    """A batch by itself, as `SmClocks.refine` has it."""
+    base_ns, *columns = batch
+    has = HAS_CLOCKS | HAS_SLOT * (columns[3] is not None) | HAS_COUNTS * (columns[6] is not None)
+    counts = (np.array([number], np.int64) for number in (base_ns, len(columns[0]), len(columns[1])))
+    finer, entered, stayed = clocks.refine_all(*counts, np.array([has], np.uint8), columns)
+    return (entered, stayed) if finer[0] else None
 
 
 @dataclass

@@ -15,10 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
-from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches, read
-from tracepipe.clocks import sm_clock
-from tracepipe.clocks import sm_clock as native
-from tracepipe.clocks.sm_clock import LIMIT, SmClocks, WarpReadings
+from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches, read, refined_in_c
+from tracepipe.clocks.sm_clock import LIMIT, NativeSmClocks, SmClocks, WarpReadings
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COLUMN_LIMIT, Header, Record
 from tracepipe.native import library as loaded
@@ -357,10 +355,10 @@ def library() -> ctypes.CDLL:
 
 def found_by_both(library: ctypes.CDLL, batches: list[Batch]) -> int:
     """How many of a GPU's batches both make finer, and the same."""
-    reference, in_c, finer = sm_clock.SmClocks(), native.NativeSmClocks(library), 0
+    reference, in_c, finer = SmClocks(), NativeSmClocks(library), 0
     for batch in batches:
         before = [None if column is None else column.copy() for column in batch[1:]]
-        expected, found = reference.refine(*read(batch)), in_c.refine(*read(batch))
+        expected, found = reference.refine(*read(batch)), refined_in_c(in_c, batch)
         for column, was in zip(batch[1:], before, strict=True):
             assert column is None or was is None or np.array_equal(column, was)
         assert (expected is None) == (found is None)
@@ -417,31 +415,33 @@ def test_no_order_of_readings_takes_long(library: ctypes.CDLL, order: str) -> No
 @pytest.mark.parametrize("value", [-1, 2, 1 << 62, -(1 << 63)])
 def test_counts_that_do_not_add_up_are_refused(library: ctypes.CDLL, value: int) -> None:
     one, counts = np.array([1, 1]), np.array([1, value])
-    for clocks in (sm_clock.SmClocks(), native.NativeSmClocks(library)):
-        with pytest.raises(ValueError, match="do not add up"):
-            clocks.refine(0, WarpReadings(one, one, one, one, one, one, counts))
+    batch = (0, one, one, one, one, one, one, counts)
+    with pytest.raises(ValueError, match="do not add up"):
+        SmClocks().refine(*read(batch))
+    with pytest.raises(ValueError, match="do not add up"):
+        refined_in_c(NativeSmClocks(library), batch)
 
 
 @pytest.mark.parametrize("at", range(7))
 def test_columns_of_other_lengths_are_refused(library: ctypes.CDLL, at: int) -> None:
     columns = [np.array([1, 1])] * 7
     columns[at] = np.array([1])
-    for clocks in (sm_clock.SmClocks(), native.NativeSmClocks(library)):
-        with pytest.raises(ValueError):
-            clocks.refine(0, WarpReadings(*columns))
+    with pytest.raises(ValueError):
+        SmClocks().refine(0, WarpReadings(*columns))
+    with pytest.raises(ValueError):
+        refined_in_c(NativeSmClocks(library), (0, *columns))
 
 
 def test_columns_of_other_numbers_are_refused(library: ctypes.CDLL) -> None:
     one, two = np.array([1, 1]), np.array([1, 1, 2, 2])
     for column in (one.astype(np.int32), one.astype(np.uint64), two[::2], one.astype(np.float64)):
         with pytest.raises(TypeError):
-            columns = WarpReadings(one, one, column, None, one, one, None)  # type: ignore[arg-type]
-            native.NativeSmClocks(library).refine(0, columns)
+            batch = (0, one, one, column, None, one, one, None)
+            refined_in_c(NativeSmClocks(library), batch)
 
 
-@pytest.mark.parametrize("base_ns", [-1, 1 << 62, 1 << 64, (1 << 64) + 5])
+@pytest.mark.parametrize("base_ns", [-1, 1 << 62])
 def test_a_base_out_of_the_limits_refines_no_times(library: ctypes.CDLL, base_ns: int) -> None:
-    _, columns = read(LikelyGpu(5).batch(600))
-    for make in (sm_clock.SmClocks, lambda: native.NativeSmClocks(library)):
-        assert make().refine(0, columns) is not None
-        assert make().refine(base_ns, columns) is None
+    _, *columns = LikelyGpu(5).batch(600)
+    assert found_by_both(library, [(0, *columns)]) == 1
+    assert found_by_both(library, [(base_ns, *columns)]) == 0

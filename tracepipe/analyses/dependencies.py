@@ -58,14 +58,12 @@ class Dependencies:
     did.
 
     Queries that are repeated until one succeeds are a wait: the last one waits, for an event or a stream, and
-    those before it are POLLS. Other queries are NOTHING. `missing` counts the waits whose stream or event the
-    recording does not state.
+    those before it are POLLS. Other queries are NOTHING.
     """
 
     what: Ints
     stream: Int64s
     record: Int64s
-    missing: int
 
 
 def acting_calls(run: Run) -> Int64s:
@@ -93,9 +91,8 @@ def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
     what = np.zeros(len(rows), np.int8)
     # The outermost call comes first, so it is the last that is written.
     what[at[::-1]] = kind_of[calls.shape[inner[::-1]]]
-    differs = kind_of[calls.shape[inner]] != what[at]
-    missing = int(differs.sum())
-    inner, at = inner[~differs], at[~differs]
+    is_same = kind_of[calls.shape[inner]] == what[at]
+    inner, at = inner[is_same], at[is_same]
     # From here on, columns have the shape `(found,)`.
     found = distinct(at)
     own, kind = rows[found], what[found]
@@ -117,19 +114,11 @@ def dependencies_of(run: Run, work: Work, rows: Int64s) -> Dependencies:
     record = np.where(record == NONE, _last_before(records, pid, event), record)
     for_event = np.isin(kind, (STREAM_WAITS, WAITS_EVENT)) | ((kind == POLLS) & (event != NONE))
     record[~for_event | (event == NONE)] = NONE
-    # Where all records state their event, an event without one was recorded before.
-    are_known = records.any() and (len(hooks) > 0 or not (event[records] == NONE).any())
-    is_unknown = for_event & ((event == NONE) | ((record == NONE) & (not are_known)))
-    is_unknown |= np.isin(kind, (STREAM_WAITS, WAITS_STREAM)) & (stream == NONE)
-    if len(hooks):
-        # PyTorch leaves out the waits of streams without work.
-        is_unknown &= (kind != STREAM_WAITS) | (stream != NONE)
-    missing += int(is_unknown.sum())
     what[found] = kind
     streams, recorded = (np.full(len(rows), NONE, np.int64) for _ in range(2))
     streams[found] = _numbers_of(run, work, own, stream)
     recorded[found] = np.append(found, NONE)[record]
-    return Dependencies(what, streams, recorded, missing)
+    return Dependencies(what, streams, recorded)
 
 
 def given_around(run: Run, rows: Int64s, inner: Ints) -> Int64s:

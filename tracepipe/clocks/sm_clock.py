@@ -389,7 +389,7 @@ def _put(readings: Readings, off: Int64s, lines: Int64s, step_ns: int) -> Int64s
     return found
 
 
-_REFINED, _BAD_LENGTHS = 1, -1
+_BAD_LENGTHS = -1
 HAS_CLOCKS, HAS_SLOT, HAS_COUNTS = 1, 2, 4
 """Flags for the columns of a batch: those without which no finer times are found, slot, and exit_count."""
 
@@ -398,31 +398,16 @@ class NativeSmClocks:
     """The clocks of one GPU's SMs, as `SmClocks`. Only one thread may use it at a time."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._refine, self._refine_all = library.tp_sm_clocks_refine, library.tp_sm_clocks_refine_all
+        self._refine_all = library.tp_sm_clocks_refine_all
         self._clocks = owned(self, library.tp_sm_clocks_new(), library.tp_sm_clocks_free)
-
-    def refine(self, base_ns: int, warps_read: WarpReadings) -> tuple[Int64s, Int64s] | None:
-        """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
-
-        Raises ValueError for columns whose lengths do not agree, TypeError for other than int64.
-        """
-        warps, exits = len(warps_read.entry_ns), len(warps_read.exit_ns)
-        counts = (warps, exits, warps, warps, warps, exits, warps)
-        addresses = [_address(column, count) for column, count in zip(warps_read, counts, strict=True)]
-        if not 0 <= base_ns < BASE_LIMIT_NS:
-            base_ns = -1  # is rejected too, where ctypes would cut the value to 64 bits
-        entered, stayed = np.empty(warps, np.int64), np.empty(exits, np.int64)
-        done = self._refine(
-            self._clocks, base_ns, warps, exits, *addresses, entered.ctypes.data, stayed.ctypes.data
-        )
-        return (entered, stayed) if _checked(done) == _REFINED else None
 
     def refine_all(
         self, base_ns: Int64s, warps: Int64s, exits: Int64s, has: Bytes, columns: Sequence[Int64s | None]
     ) -> tuple[Bools, Int64s, Int64s]:
         """Refine several batches, with the number of warps and exits of each. Return which batches
-        have finer times, and the entries and exits of all. `columns` are those of `refine`, batch after
-        batch; `has` is which of them each batch has.
+        have finer times, and the entries and exits of all. `columns` are those of `WarpReadings`, batch after
+        batch; `has` is which of them each batch has. Raises ValueError for columns whose lengths do not
+        agree, TypeError for other than int64.
         """
         counts = (warps, exits, warps, warps, warps, exits, warps)
         sizes = [int(count.sum()) for count in counts]
@@ -436,14 +421,10 @@ class NativeSmClocks:
             ctypes.byref(Batches(*of_batches, *addresses)),
             *(column.ctypes.data for column in (entered, stayed, finer)),
         )
-        _checked(done)
+        if done == _BAD_LENGTHS:
+            raise ValueError("the counts of exits do not add up to the exits")
+        checked(done)
         return finer, entered, stayed
-
-
-def _checked(result: int) -> int:
-    if result == _BAD_LENGTHS:
-        raise ValueError("the counts of exits do not add up to the exits")
-    return checked(result)
 
 
 def _address(column: Int64s | None, count: int) -> int | None:

@@ -95,7 +95,7 @@ class WarpTimes:
         if sm_clocks is None:
             core = library()
             sm_clocks = self._sm_clocks[clock] = SmClocks() if core is None else NativeSmClocks(core)
-        if isinstance(sm_clocks, NativeSmClocks) and len(group) > 1:
+        if isinstance(sm_clocks, NativeSmClocks):
             columns = [getattr(read, name) for name in WarpReadings._fields]
             return sm_clocks.refine_all(group.base_ns, group.sizes, group.exits, own, columns)
         finer: list[bool] = []

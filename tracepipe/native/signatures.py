@@ -96,7 +96,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_order": (i32, [ptr, i64, ptr]),
     "tp_sm_clocks_new": (ptr, []),
     "tp_sm_clocks_free": (None, [ptr]),
-    "tp_sm_clocks_refine": (i32, [ptr, i64, i64, i64, *[ptr] * 9]),
     "tp_sm_clocks_refine_all": (i32, [ptr, i64, at(Batches), *[ptr] * 3]),
     "tp_records_needed": (i64, [text, i64, u32, text, text, i64, text, i64, ptr]),
     "tp_records_count": (None, [text, i64, i64, ptr, ptr]),

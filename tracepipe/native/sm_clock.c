@@ -691,10 +691,10 @@ TP_EXPORT void tp_sm_clocks_free(struct tp_sm_clocks *clocks)
 /* Finds finer times of entries and lengths of stays than were read. Columns have a value for each warp or for
  * each exit; slot and exit_count may be NULL. `entered` has room for the warps and `stayed` for the exits;
  * neither may be one of the other columns. Returns an outcome; both are valid only after REFINED. */
-TP_EXPORT int tp_sm_clocks_refine(struct tp_sm_clocks *clocks, int64_t base_ns, int64_t warps, int64_t exits,
-                        const int64_t *entry_ns, const int64_t *exit_ns, const int64_t *sm,
-                        const int64_t *slot, const int64_t *entry_clk, const int64_t *exit_clk,
-                        const int64_t *exit_count, int64_t *entered, int64_t *stayed)
+static int refine(struct tp_sm_clocks *clocks, int64_t base_ns, int64_t warps, int64_t exits,
+                  const int64_t *entry_ns, const int64_t *exit_ns, const int64_t *sm, const int64_t *slot,
+                  const int64_t *entry_clk, const int64_t *exit_clk, const int64_t *exit_count, int64_t *entered,
+                  int64_t *stayed)
 {
     struct batch batch = {.base_ns = base_ns, .exits = {.count = exits}};
     batch.entries = (struct readings){.count = warps, .ns = entry_ns, .clk = entry_clk};
@@ -747,11 +747,9 @@ TP_EXPORT int tp_sm_clocks_refine_all(struct tp_sm_clocks *clocks, int64_t batch
         int64_t warps = b->warps[i], exits = b->exits[i];
         int done = AS_READ;
         if (b->has[i] & HAS_CLOCKS)
-            done = tp_sm_clocks_refine(clocks, b->base_ns[i], warps, exits, b->entry_ns + warp, b->exit_ns + exit,
-                                       b->sm + warp, b->has[i] & HAS_SLOT ? b->slot + warp : NULL,
-                                       b->entry_clk + warp, b->exit_clk + exit,
-                                       b->has[i] & HAS_COUNTS ? b->exit_count + warp : NULL, entered + warp,
-                                       stayed + exit);
+            done = refine(clocks, b->base_ns[i], warps, exits, b->entry_ns + warp, b->exit_ns + exit, b->sm + warp,
+                          b->has[i] & HAS_SLOT ? b->slot + warp : NULL, b->entry_clk + warp, b->exit_clk + exit,
+                          b->has[i] & HAS_COUNTS ? b->exit_count + warp : NULL, entered + warp, stayed + exit);
         if (done < 0)
             return done;
         refined[i] = done == REFINED;
