@@ -128,7 +128,7 @@ def test_attach_points_are_counted() -> None:
     made = Script(plan(function(), in_kernel()), 99, ("/lib/libc.so.6", "lldiv"), END, [])
     text = made.text()
     heads = [line for line in text.splitlines() if line.endswith("{") and not line.startswith(" ")]
-    assert made.attach_points == len(heads) + text.count("BEGIN")
+    assert len(made.blocks) == len(heads) + text.count("BEGIN")
 
 
 def test_an_entry_with_everything_it_can_have() -> None:

@@ -233,24 +233,24 @@ class _SetReader:
 
     def hooks(self, target: str, text: str, row: dict[str, Any], entry: Entry, group: str) -> list[Hook]:
         """The hooks of a signature with its fields in `row`, one for each name and library."""
-        place = read_place(target, entry)
-        read = read_signature(text, place.target, self._find_table, entry)
-        condition, is_tracepoint = read.condition, place.target == "tracepoint"
+        kind, libraries, modules = read_place(target, entry)
+        patterns, signature, condition = read_signature(text, kind, self._find_table, entry)
+        is_tracepoint = kind == "tracepoint"
         if condition is None and (stated := row.get("condition", "")):
-            arguments = read.signature.arguments
+            arguments = signature.arguments
             condition = read_condition(stated, arguments, self._find_table, entry, is_tracepoint)
         first = Hook(
-            place.target,
+            kind,
             "",
             "",
             "",
-            read.signature,
+            signature,
             name=row.get("name", ""),
             condition=condition,
             returns=row.get("returns", True) and not is_tracepoint,
             effect=row.get("effect", ""),
             direction=row.get("direction", ""),
-            modules=place.modules,
+            modules=modules,
             everywhere=row.get("everywhere", False),
             origin=f"{entry.origin}: {entry.text}",
             group=f"{entry.origin}: {group}",
@@ -258,10 +258,10 @@ class _SetReader:
         _check_hook(first, entry)
         own = _layer(row["layer"], entry) if "layer" in row else None
         hooks = []
-        for library in place.libraries:
-            layer, layer_name = own or (layer_of(place.target, library), "")
+        for library in libraries:
+            layer, layer_name = own or (layer_of(kind, library), "")
             given = replace(first, library=library, layer=layer, layer_name=layer_name)
-            hooks += [replace(given, pattern=pattern) for pattern in read.patterns]
+            hooks += [replace(given, pattern=pattern) for pattern in patterns]
         return hooks
 
     def _row(self, number: int, row: object, table: dict[str, Any]) -> list[Hook]:

@@ -91,17 +91,12 @@ class Entry:
         return InputError(message, hint, path=self.origin, field=place)
 
 
-@dataclass(frozen=True, slots=True)
-class SignatureText:
-    """The contents of a signature. The kind of a tracepoint's field is "" if the text gives none."""
-
-    patterns: tuple[str, ...]
-    signature: Signature
-    condition: Condition | None
-
-
-def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) -> SignatureText:
-    """Read the signature of a hook on `target` (uprobe, kprobe, tracepoint). Raises InputError."""
+def read_signature(
+    text: str, target: str, find_table: FindTable, entry: Entry
+) -> tuple[tuple[str, ...], Signature, Condition | None]:
+    """Read the signature of a hook on `target` (uprobe, kprobe, tracepoint), its patterns of names and its
+    condition. The kind of a tracepoint's field is "" if the text gives none. Raises InputError.
+    """
     match = _SIGNATURE.fullmatch(text.strip())
     if match is None:
         raise entry.wrong("", "not a signature", _FORM)
@@ -116,7 +111,7 @@ def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) 
     condition = None
     if match["condition"] is not None:
         condition = read_condition(match["condition"], arguments, find_table, entry, is_tracepoint)
-    return SignatureText(patterns, Signature(arguments, result), condition)
+    return patterns, Signature(arguments, result), condition
 
 
 def _patterns(text: str, is_tracepoint: bool, entry: Entry) -> tuple[str, ...]:
@@ -259,15 +254,6 @@ def _check_kind(field: str, kind: str, find_table: FindTable, entry: Entry, *, w
         raise entry.wrong(field, f"no kind {kind}", hint.strip())
 
 
-@dataclass(frozen=True, slots=True)
-class HookPlace:
-    """A target; a uprobe's libraries, or a kprobe's kernel modules, all if empty."""
-
-    target: str
-    libraries: tuple[str, ...] = ("",)
-    modules: tuple[str, ...] = ()
-
-
 def starts_as_hook(text: str) -> bool:
     """Whether a text begins as a hook of the command line."""
     return text.strip().partition(":")[0] in (*TARGETS, *_RETURN_TARGETS) and ":" in text
@@ -297,8 +283,10 @@ def place_and_signature(text: str, entry: Entry) -> tuple[str, str]:
     return f"{target}:", rest
 
 
-def read_place(text: str, entry: Entry) -> HookPlace:
-    """Read the part before a signature. Raises InputError."""
+def read_place(text: str, entry: Entry) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Read the part before a signature: the target, a uprobe's libraries ("" for others), and a kprobe's
+    kernel modules, all if empty. Raises InputError.
+    """
     target, colon, place = text.partition(":")
     _check_target(target, entry)
     if target == "tracepoint" and place:
@@ -313,12 +301,12 @@ def read_place(text: str, entry: Entry) -> HookPlace:
             _ANY_VERSION.sub(".so", name.strip()) if "/" not in name else name.strip()
             for name in place.split(",")
         ]
-        return HookPlace(target, tuple(dict.fromkeys(names)))
+        return target, tuple(dict.fromkeys(names)), ()
     modules = tuple(name.strip().replace("-", "_") for name in place.split(",") if name.strip())
     wrong = next((name for name in modules if not re.fullmatch(r"\w+", name)), None)
     if wrong is not None:
         raise entry.wrong("target", f"{wrong} is no module's name", "Write kprobe:nvidia,nvidia_uvm.")
-    return HookPlace(target, modules=modules)
+    return target, ("",), modules
 
 
 def _check_target(target: str, entry: Entry) -> None:

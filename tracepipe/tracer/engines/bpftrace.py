@@ -76,7 +76,7 @@ from tracepipe.tracer.engines.probes import check_machine
 from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.find.library import mappings
 from tracepipe.tracer.machine.facts import this_machine
-from tracepipe.tracer.machine.processes import all_threads, comm_of, own_namespace
+from tracepipe.tracer.machine.processes import all_threads, comm_of, online_processors, own_namespace
 from tracepipe.tracer.machine.refusals import Operation, explain
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import DROP_LAYERS, FUNCTION_KINDS, RECORD, Loss
@@ -157,11 +157,6 @@ class Script:
         # Printed even when nothing happens: if this process has ended, the broken pipe ends bpftrace.
         self._add("interval:s:1", 'printf("\\n");')
         return "\n".join(self.blocks) + "\n"
-
-    @property
-    def attach_points(self) -> int:
-        """How many attach points the script has."""
-        return len(self.blocks)
 
     @property
     def _defers(self) -> bool:
@@ -504,7 +499,6 @@ def quoted(text: str | bytes) -> str:
 
 _OLDEST = (0, 14)
 _INSTALL = "apt install bpftrace"
-_ONLINE = Path("/sys/devices/system/cpu/online")
 # A function that takes two 64-bit integers, is in every C library, and is hardly ever called.
 _CONTROL = "lldiv"
 _START_MARK = 1
@@ -591,7 +585,7 @@ class BpftraceAttachment(Attachment):
         self._start_ns = time.monotonic_ns()
         self._text_end = f"\x1f{secrets.token_hex(4)}"
         self._lines = Lines(plan.probes, self._text_end)
-        self._processors = _processors()
+        self._processors = online_processors()
         self._marked_ns = 0
         self._word = _START_MARK
         self._is_stopped = False
@@ -665,8 +659,8 @@ class BpftraceAttachment(Attachment):
             # bpftrace reads all buffers in turn: after two rounds it has also read those that accept no mark.
             is_whole = (
                 self._obeys(Order.STOP)
-                and self._obeys(Order.MARK, _processors())
-                and self._obeys(Order.MARK, _processors())
+                and self._obeys(Order.MARK, online_processors())
+                and self._obeys(Order.MARK, online_processors())
                 and self._obeys(Order.COUNTS)
             )
             self._last_records = self._lines.release()
@@ -820,7 +814,7 @@ class Bpftrace:
         # In memory, so nothing is left behind when this process is killed.
         self._errors, source = os.memfd_create("errors"), os.memfd_create("capture.bt")
         os.write(source, script.text().encode())
-        self.asked_points = self.found_points = script.attach_points
+        self.asked_points = self.found_points = len(script.blocks)  # each has one attach point
         self.has_ended = self._is_greeted = False
         pages = max(buffer_bytes // resource.getpagesize(), 8)
         several = {
@@ -1087,15 +1081,6 @@ def _packed(
     """A record. `head` has its time, tid, tgid and id."""
     a0, a1, a2, a3 = (*words, 0, 0, 0, 0)[:4]
     return RECORD.pack(*head, kind, torn, cpu, a0, a1, a2, a3)
-
-
-def _processors() -> list[int]:
-    """The processors that are online, from a text such as `0-3,8`."""
-    found: list[int] = []
-    for part in _ONLINE.read_text().strip().split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
 
 
 def _unavailable(process: Bpftrace) -> CaptureUnavailable:

@@ -173,12 +173,9 @@ class Elf:
         with self._damage("symbol table"):
             for table in self._symbol_tables(_SHT_DYNSYM, *[_SHT_SYMTAB] * local):
                 names, addresses = list[int](), list[int]()
-                for name, info, _, index, address, _ in self._rows(
-                    _SYM, table.offset, table.size // _SYM.size
-                ):
-                    if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address:
-                        names.append(name)
-                        addresses.append(address)
+                for name, address, _ in self._functions_in(table):
+                    names.append(name)
+                    addresses.append(address)
                 texts = self._names(self._sections[table.link], names, _NAME_BYTES)
                 found += zip(texts, addresses, strict=True)
         return found
@@ -191,10 +188,8 @@ class Elf:
         texts: dict[int, str] = {}
         with self._damage("symbol table"):
             for table in self._symbol_tables(_SHT_DYNSYM, _SHT_SYMTAB):
-                for name, info, _, index, address, size in self._rows(
-                    _SYM, table.offset, table.size // _SYM.size
-                ):
-                    if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address and size:
+                for name, address, size in self._functions_in(table):
+                    if size:
                         found.setdefault(address, (address + size, name))
                 new = [address for address in found if address not in texts]
                 names = self._names(
@@ -286,6 +281,12 @@ class Elf:
             if len(tables) > 1 or (tables and tables[0].size // _SYM.size > _SYMBOLS_MAX):
                 raise IndexError
             yield from tables
+
+    def _functions_in(self, table: Section) -> Iterator[tuple[int, int, int]]:
+        """The place of the name, the address and the size of each function in a table of symbols."""
+        for name, info, _, index, address, size in self._rows(_SYM, table.offset, table.size // _SYM.size):
+            if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address:
+                yield name, address, size
 
     @contextmanager
     def _damage(self, part: str) -> Iterator[None]:
