@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.clocks.maps import CRYSTAL_PPM, ClockMap, ClockPair, Fit, Method, Pairs
+from tracepipe.clocks.maps import CRYSTAL_PPM, ClockMap, ClockPair, Method, Pairs, fit
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import SPECIAL, SourceBatch, unsigned
 from tracepipe.event.model import GLOBALTIMER, TIME_LIMIT_NS
@@ -361,6 +361,4 @@ def _map(clock: str, bounds: list[Bounds]) -> ClockMap:
         ClockPair(one.first_ns, (one.low_ns + one.high_ns) // 2, (one.high_ns - one.low_ns + 1) // 2)
         for one in bounds
     )
-    fit = Fit(clock, pairs)
-    fit.allow(pairs)
-    return replace(fit.map(), method=Method.LAUNCHES)
+    return replace(fit(clock, pairs), method=Method.LAUNCHES)

@@ -336,7 +336,8 @@ class ClockMap:
     `source_ns` and `trace_ns` are the points between which it is straight, of the shape `(points,)`; a point
     takes 24 bytes with its bounds. There is a segment before each point and one after the last.
     `from_bound_ns` has the bound at the begin of each segment, or at the end of the first one; `to_bound_ns`
-    has the bounds at the ends of those between two points.
+    has the bounds at the ends of those between two points. Of the pairs that were compared with it, `dropped`
+    contradicted it, and `pairs` did not.
     """
 
     clock: str
@@ -412,6 +413,28 @@ class ClockMap:
         bounds_ns: AnyArray = np.minimum(np.where(length_ns > 0, line_ns, outside_ns), TIME_LIMIT_NS)
         return bounds_ns.astype(np.int64, copy=False)
 
+    def allowing(self, pairs: Pairs) -> ClockMap:
+        """The map with wider bounds where `pairs` contradict it, as it may be wrong there."""
+        from_ns, to_ns = self.from_bound_ns.astype(np.int64), self.to_bound_ns.astype(np.int64)
+        dropped = 0
+        for part in pairs.parts():
+            off_ns = np.abs(self.place_all(part.source_ns) - part.host_ns)
+            wrong = off_ns > self.bounds_at(part.source_ns) + part.uncertainty_ns + 2
+            dropped += int(wrong.sum())
+            bounds_ns = np.minimum(off_ns[wrong], TIME_LIMIT_NS) + part.uncertainty_ns[wrong]
+            segments = self.source_ns.searchsorted(part.source_ns[wrong], "right")
+            for column in (from_ns, to_ns):
+                np.maximum.at(column, segments, np.minimum(bounds_ns, TIME_LIMIT_NS))
+        if len(self.source_ns) == 1:  # the bound is the same before and after it
+            from_ns[:] = from_ns.max()
+        return replace(
+            self,
+            from_bound_ns=_narrow(from_ns),
+            to_bound_ns=_narrow(to_ns),
+            pairs=self.pairs + len(pairs) - dropped,
+            dropped=self.dropped + dropped,
+        )
+
     @property
     def drift_ppm(self) -> float | None:
         """The rate by which the source clock is slower than the trace clock, in ppm; None if not known."""
@@ -426,56 +449,6 @@ def offset_map(clock: str, method: Method, offset_ns: int, bound_ns: int) -> Clo
     return ClockMap(clock, method, point, point + offset_ns, bounds_ns, bounds_ns)
 
 
-class Fit:
-    """The piecewise-linear map through pairs of a clock, and how far other pairs contradict it.
-
-    The bounds are true if the rate changes by no more than WANDER_PPM beyond what the pairs show. Between two
-    pairs, the bound is the uncertainties of both, with such a change between them, plus the bend that the
-    neighbours show. Outside, it is the uncertainty of the last pair, plus the distance times the uncertainty
-    of the overall rate.
-    """
-
-    def __init__(self, clock: str, pairs: Pairs) -> None:
-        """Raises ClockError without any pair."""
-        if not len(pairs):
-            raise ClockError(
-                f"clock {clock} has no clock pairs", f"Place it with --assume-offset {clock}=NS."
-            )
-        kept = consistent(cut(pairs.in_order()))
-        rate, bound_ppm = _outside(kept)
-        self._map = ClockMap(clock, Method.FIT, kept.source_ns, kept.host_ns, *_bounds(kept), rate, bound_ppm)
-        self._from_bound_ns, self._to_bound_ns = self._map.from_bound_ns, self._map.to_bound_ns
-        self._pairs = self._dropped = 0
-
-    def allow(self, pairs: Pairs) -> None:
-        """Widen the bounds where `pairs` contradict the map, as it may be wrong there."""
-        for part in pairs.parts():
-            off_ns = np.abs(self._map.place_all(part.source_ns) - part.host_ns)
-            wrong = off_ns > self._map.bounds_at(part.source_ns) + part.uncertainty_ns + 2
-            self._pairs += len(part)
-            if not wrong.any():
-                continue
-            if not self._dropped:
-                self._from_bound_ns, self._to_bound_ns = self._from_bound_ns.copy(), self._to_bound_ns.copy()
-            self._dropped += int(wrong.sum())
-            bounds_ns = np.minimum(off_ns[wrong], TIME_LIMIT_NS) + part.uncertainty_ns[wrong]
-            segments = self._map.source_ns.searchsorted(part.source_ns[wrong], "right")
-            for column in (self._from_bound_ns, self._to_bound_ns):
-                np.maximum.at(column, segments, np.minimum(bounds_ns, TIME_LIMIT_NS))
-            if len(self._map.source_ns) == 1:  # the bound is the same before and after it
-                self._from_bound_ns[:] = self._from_bound_ns.max()
-
-    def map(self) -> ClockMap:
-        """The map, with bounds that allow for all pairs that were given."""
-        return replace(
-            self._map,
-            from_bound_ns=_narrow(self._from_bound_ns),
-            to_bound_ns=_narrow(self._to_bound_ns),
-            pairs=self._pairs - self._dropped,
-            dropped=self._dropped,
-        )
-
-
 def _narrow(bounds_ns: Int64s | Int32s) -> Int64s | Int32s:
     """The same bounds in half the memory, where none of them is over 2 s."""
     return bounds_ns.astype(np.int32) if most(bounds_ns) < 1 << 31 else bounds_ns
@@ -483,9 +456,22 @@ def _narrow(bounds_ns: Int64s | Int32s) -> Int64s | Int32s:
 
 def fit(clock: str, pairs: Pairs) -> ClockMap:
     """The map through `pairs`, with bounds that allow for all of them. Raises ClockError without any."""
-    fitted = Fit(clock, pairs)
-    fitted.allow(pairs)
-    return fitted.map()
+    return _through(clock, pairs).allowing(pairs)
+
+
+def _through(clock: str, pairs: Pairs) -> ClockMap:
+    """The piecewise-linear map through pairs of a clock. Raises ClockError without any.
+
+    The bounds are true if the rate changes by no more than WANDER_PPM beyond what the pairs show. Between two
+    pairs, the bound is the uncertainties of both, with such a change between them, plus the bend that the
+    neighbours show. Outside, it is the uncertainty of the last pair, plus the distance times the uncertainty
+    of the overall rate.
+    """
+    if not len(pairs):
+        raise ClockError(f"clock {clock} has no clock pairs", f"Place it with --assume-offset {clock}=NS.")
+    kept = consistent(cut(pairs.in_order()))
+    rate, bound_ppm = _outside(kept)
+    return ClockMap(clock, Method.FIT, kept.source_ns, kept.host_ns, *_bounds(kept), rate, bound_ppm)
 
 
 def fit_all(records: Iterable[Mapping[str, Any]]) -> dict[str, ClockMap]:
@@ -508,15 +494,15 @@ def fit_all(records: Iterable[Mapping[str, Any]]) -> dict[str, ClockMap]:
     clocks = (growing.popitem() for _ in range(len(growing)))
     if not is_thinned:
         return {clock: fit(clock, pairs.columns()) for clock, pairs in clocks}
-    fits = {clock: Fit(clock, pairs.columns()) for clock, pairs in clocks}
-    all_pairs = ((one["clock"], ClockPair.of(one)) for one in records if one["clock"] in fits)
+    maps = {clock: _through(clock, pairs.columns()) for clock, pairs in clocks}
+    all_pairs = ((one["clock"], ClockPair.of(one)) for one in records if one["clock"] in maps)
     while some := list(islice(all_pairs, PART)):
         by_clock: dict[str, list[ClockPair]] = {}
         for clock, pair in some:
             by_clock.setdefault(clock, []).append(pair)
         for clock, own in by_clock.items():
-            fits[clock].allow(Pairs.of(own))
-    return {clock: one.map() for clock, one in fits.items()}
+            maps[clock] = maps[clock].allowing(Pairs.of(own))
+    return maps
 
 
 def _bounds(kept: Pairs) -> tuple[Int64s, Int64s]:
