@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase, translate
-from heapq import nsmallest
 
 from tracepipe.hooks.hook import Hook
 
 _WILDCARDS = re.compile(r"[*?[]")
 
-_COMPARED = 1000  # names that difflib compares: 15 µs each
+_COMPARED = 1000  # names: difflib compares each in 15 µs, of more only those with the same start
 _PATTERN_PARTS = re.compile(r"\[[^]]*\]|[*?]+")
 
 
@@ -84,7 +83,7 @@ def near_names(name: str, known: Collection[str], count: int = 3) -> list[str]:
     """At most `count` of `known` that are similar to `name`, which may be a shell pattern; the nearest first.
 
     First come names that differ only in case, then those that contain the name or its longest literal part,
-    then those that difflib finds among names with the same start. 200 000 names take 0.1 s.
+    then those that difflib finds among names with the same start. 120 000 names take 0.2 to 0.4 s.
     """
     wanted = name.lower()
     literal = max(_PATTERN_PARTS.split(wanted), key=len)
@@ -95,18 +94,10 @@ def near_names(name: str, known: Collection[str], count: int = 3) -> list[str]:
         holding = [other for low, other in folded if literal in low]
         found += sorted(holding, key=lambda other: (len(other), other))
     if len(folded) > _COMPARED:
-        alike = [pair for pair in folded if pair[0][:3] == literal[:3]]
-        folded = nsmallest(_COMPARED, alike, key=lambda pair: _distance(pair[0], literal))
+        folded = [pair for pair in folded if pair[0][:3] == literal[:3]]
     original = dict(folded)
     found += [original[low] for low in get_close_matches(literal, original, count)]
     return list(dict.fromkeys(found))[:count]
-
-
-def _distance(name: str, wanted: str) -> tuple[int, int]:
-    """A sort key, nearest first: the longest common start, then the length."""
-    differing = (at for at, (one, other) in enumerate(zip(name, wanted, strict=False)) if one != other)
-    common = next(differing, min(len(name), len(wanted)))
-    return -common, abs(len(name) - len(wanted))
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
