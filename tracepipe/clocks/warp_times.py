@@ -127,11 +127,6 @@ def _longest(group: WarpGroup[Warps], exits: Int64s) -> Int64s:
     return longest
 
 
-# Numbers are split into halves of this many bits, so that products are below 2⁶².
-_HALF_BITS = 20
-_BITS = 2 * _HALF_BITS
-
-
 def place_ranges(warps: PlacedWarps) -> None:
     """Set the times of the ranges of a batch, whose warps have theirs."""
     if warps.range_clk is None or warps.range_dur_clk is None or not len(warps.range_clk):
@@ -147,15 +142,7 @@ def place_ranges(warps: PlacedWarps) -> None:
 
 
 def _share(clk: Int64s, life_clk: Int64s, life_ns: Int64s) -> Int64s:
-    """`life_ns` × `clk` ÷ `life_clk`, rounded down; `clk` is `life_clk` at most.
-
-    It is exact below 2⁴⁰ cycles, nine minutes. Beyond that, the last bits of the cycles are ignored.
-    """
-    whole_ns, rest_ns = np.divmod(life_ns, np.maximum(life_clk, 1))
-    shift = np.maximum(np.frexp(life_clk.astype(np.float64))[1] - _BITS, 0).astype(np.int64)
-    of, rest, part = np.maximum(life_clk >> shift, 1), rest_ns >> shift, clk >> shift
-    high, low = part >> _HALF_BITS, part & ((1 << _HALF_BITS) - 1)
-    quotient, remainder = np.divmod(high * rest, of)
-    share_ns = (quotient << _HALF_BITS) + ((remainder << _HALF_BITS) + low * rest) // of
-    shared: Int64s = clk * whole_ns + (share_ns << shift)
+    """`life_ns` × `clk` ÷ `life_clk`, rounded down; `clk` is `life_clk` at most."""
+    # In Python integers, as the products may have more than 64 bits.
+    shared: Int64s = (clk.astype(object) * life_ns // np.maximum(life_clk, 1)).astype(np.int64)
     return shared
