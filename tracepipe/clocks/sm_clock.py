@@ -132,12 +132,9 @@ class Readings:
 
     def off_line(self, rate: int, from_clk: int) -> Int64s:
         """The height of each reading above a line of that rate that is at 0 ns at `from_clk`."""
-        clk = self.clk - from_clk
-        if rate >> (63 - _RATE_BITS):  # slower than 8 MHz, as from stray readings
-            return self.ns - (clk.astype(object) * rate >> _RATE_BITS).astype(np.int64)
-        # In two parts, as clk * rate may have more than 64 bits.
-        high, low = clk >> _RATE_BITS, clk & ((1 << _RATE_BITS) - 1)
-        return self.ns - (high * rate + (low * rate >> _RATE_BITS))
+        # In Python integers, as the product may have more than 64 bits.
+        clk = (self.clk - from_clk).astype(object)
+        return self.ns - (clk * rate >> _RATE_BITS).astype(np.int64)
 
     def tightest(self, rate: int) -> tuple[Int64s, Int64s]:
         """Cycles and ns between the two readings of each SM that are furthest from a line; 0 if too near."""
@@ -171,9 +168,8 @@ class Spans:
         clk = clk[apart]
         # A limit that is not an int64 is no limit.
         kept = most_ns // (clk - 1) < BOUND_LIMIT >> _RATE_BITS
-        least_ns, most_ns, clk = least_ns[kept], most_ns[kept], clk[kept]
-        if np.any(most_ns >> (63 - _RATE_BITS)):  # half a minute from an earlier batch on
-            least_ns, most_ns, clk = (column.astype(object) for column in (least_ns, most_ns, clk))
+        # In Python integers, as times half a minute from an earlier batch on need more than 64 bits.
+        least_ns, most_ns, clk = (column[kept].astype(object) for column in (least_ns, most_ns, clk))
         low, high = (least_ns << _RATE_BITS) // (clk + 1), (most_ns << _RATE_BITS) // (clk - 1)
         return cls(low.astype(np.int64), high.astype(np.int64))
 
