@@ -12,13 +12,10 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import selectors
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Collection
 from typing import Any
 
@@ -33,7 +30,7 @@ Functions = dict[int, list[str]]
 
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
 _GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")
-_TIMEOUT_S, _ANSWER_BYTES, _ERROR_BYTES = 5, 1 << 20, 1 << 12
+_TIMEOUT_S, _ANSWER_BYTES = 5, 1 << 20
 # A process can map thousands of files. What is kept and read of all has a bound; a function takes these bytes
 # besides its name.
 _TABLES_BYTES, _READ_BYTES, _FUNCTION_BYTES = 1 << 29, 1 << 32, 256
@@ -46,9 +43,11 @@ _VERSIONS = (
 _DEFAULT, _PER_THREAD = 0, 2  # CU_GET_PROC_ADDRESS_DEFAULT, …_PER_THREAD_DEFAULT_STREAM
 
 # The child's program. It reads {"path", "names", "versions", "flags"} and writes [[name, flags, file offset],
-# …]. It looks up an address in its own mappings of the file.
+# …]. It looks up an address in its own mappings of the file. What it and the library may write is bounded, as
+# they may write without end.
 _CHILD = """
-import ctypes, json, os, sys
+import ctypes, json, os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 out = os.dup(1)
 os.dup2(2, 1)  # what the library prints is not the answer
 task = json.load(sys.stdin)
@@ -236,52 +235,30 @@ def _ask(path: str, task: dict[str, Any]) -> tuple[list[Any], int]:
 
 def _answer(task: dict[str, Any], file: int, user: dict[str, Any]) -> bytes:
     """The output of the child, which keeps the descriptor `file`; `user` are options of Popen. Raises
-    OSError, SubprocessError; ValueError if it fails, or writes more than an answer.
+    OSError, SubprocessError, ValueError.
     """
     environment = {
         name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")
     }
-    with tempfile.TemporaryFile() as given:
-        given.write(json.dumps(task).encode())
-        given.seek(0)
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _CHILD],
-            stdin=given,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _CHILD, str(_ANSWER_BYTES)],
+            input=json.dumps(task).encode(),
+            stdout=out,
+            stderr=errors,
             env=environment,
             cwd="/",
             start_new_session=True,  # a Ctrl-C is for the capture
             pass_fds=[file],
+            timeout=_TIMEOUT_S,
             **user,
         )
-    end_s = time.monotonic() + _TIMEOUT_S
-    assert process.stdout is not None and process.stderr is not None
-    with process, selectors.DefaultSelector() as waiting:
-        try:
-            out, errors = bytearray(), bytearray()
-            waiting.register(process.stdout, selectors.EVENT_READ, out)
-            waiting.register(process.stderr, selectors.EVENT_READ, errors)
-            while waiting.get_map():
-                ready = waiting.select(max(end_s - time.monotonic(), 0))
-                if not ready:
-                    raise subprocess.TimeoutExpired(process.args, _TIMEOUT_S)
-                for key, _ in ready:
-                    if part := os.read(key.fd, 1 << 16):
-                        key.data.extend(part)
-                    else:
-                        waiting.unregister(key.fileobj)
-                if len(out) > _ANSWER_BYTES:
-                    raise ValueError("it writes without end")
-                del errors[:-_ERROR_BYTES]
-            process.wait(max(end_s - time.monotonic(), 0))
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    if process.returncode:
-        lines = errors.decode(errors="replace").strip().splitlines()
-        raise ValueError(lines[-1] if lines else f"the child process ended with {process.returncode}")
-    return bytes(out)
+        out.seek(0)
+        errors.seek(0)
+        if done.returncode:
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+            raise ValueError(lines[-1] if lines else f"the child process ended with {done.returncode}")
+        return out.read()
 
 
 def _user(status: os.stat_result) -> dict[str, Any]:
