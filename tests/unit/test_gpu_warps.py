@@ -368,7 +368,7 @@ def test_that_no_kernel_was_selected_is_reported_with_those_that_were_launched()
     first = "no kernel fits --kernel 'attn.*'; the kernels launched were k0<int>, k1<int>, k2<int> and 2 more"
     assert renderer.notes == [first]
     renderer.render(_met("flash_Attn_fwd(float*)\x1b[2J"))
-    assert renderer.notes == ["no kernel fits --kernel 'attn.*'; near: flash_Attn_fwd(float*)�[2J"]
+    assert renderer.notes == ["no kernel fits --kernel 'attn.*'; near: flash_Attn_fwd(float*)\\x1b[2J"]
     renderer.render(_met("attn", fits=True))
     assert renderer.notes == []
     assert warp_renderer().notes == []

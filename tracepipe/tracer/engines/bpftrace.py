@@ -76,7 +76,7 @@ from tracepipe.tracer.engines.probes import check_machine
 from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.find.library import mappings
 from tracepipe.tracer.machine.facts import this_machine
-from tracepipe.tracer.machine.processes import all_threads, comm_of, online_processors, own_namespace
+from tracepipe.tracer.machine.processes import all_threads, comm_of, online_processors, own_namespace, stat_of
 from tracepipe.tracer.machine.refusals import Operation, explain
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import DROP_LAYERS, FUNCTION_KINDS, RECORD, Loss
@@ -871,10 +871,9 @@ class Bpftrace:
 
     def progress(self) -> tuple[int, str]:
         """Its number of open descriptors and its processor time: one of them changes while it attaches."""
-        folder = Path("/proc", str(self.pid))
         with suppress(OSError):
-            times = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
-            return len(list((folder / "fd").iterdir())), " ".join(times)
+            files = list(Path(f"/proc/{self.pid}/fd").iterdir())
+            return len(files), " ".join(stat_of(self.pid)[11:13])
         return 0, ""
 
     def errors(self) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import Final
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.printable import printable
+from tracepipe.tracer.gpu.engines.channel import peer_of
 
 _PREFIX: Final = "tracepipe-gpu-sampling-"
-_PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _COMMAND_LENGTH: Final = 80
 _COMMAND_BYTES: Final = 4096
 _ASKING_MAX: Final = 1024  # connections stay in the queue, as nobody accepts them
@@ -63,7 +62,7 @@ def _holder(uuid: str) -> str:
         asking.setblocking(False)
         try:
             asking.connect(f"\0{_PREFIX}{uuid}")
-            pid, _, _ = _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            pid, _, _ = peer_of(asking)
         except OSError:  # the holder has just ended, or its queue is full
             return "another process"
     if pid <= 0:

@@ -97,13 +97,17 @@ def _comm_bytes(pid: int, tid: int = 0) -> bytes:
         return b""
 
 
+def stat_of(pid: int) -> list[str]:
+    """The fields of a process's stat from its state, the third of proc(5), on. Raises OSError."""
+    return (_PROC / f"{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
 def has_process(pid: int) -> bool:
     """Whether a process runs: it is there, and is not a zombie."""
     try:
-        state = (_PROC / f"{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return stat_of(pid)[0] not in ("Z", "X")
     except OSError:
         return False
-    return state not in (b"Z", b"X")
 
 
 def runs_first() -> None:

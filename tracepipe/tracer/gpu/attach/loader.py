@@ -27,10 +27,10 @@ from typing import Final
 
 from tracepipe import paths
 from tracepipe.errors import CaptureUnavailable, InputError, TracepipeError
+from tracepipe.printable import printable
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.find.library import Mapping, mappings
 from tracepipe.tracer.gpu.build.driver import Owner
-from tracepipe.tracer.gpu.engines.channel import printable
 
 _CONT, _SINGLESTEP, _GETREGS, _SETREGS, _DETACH = 7, 9, 12, 13, 17
 _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4206, 0x4207, 0x420A, 0x420B

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.printable import printable
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.records.record import Loss
 
@@ -133,11 +134,6 @@ def read_name(payload: memoryview) -> tuple[int, str]:
 def note(payload: memoryview) -> str:
     """The payload of Kind.NOTE, safe for a terminal."""
     return printable(text(payload[:NOTE_BYTES]))
-
-
-def printable(words: str) -> str:
-    """A process's text, safe for a terminal."""
-    return "".join(letter if letter.isprintable() else "�" for letter in words)
 
 
 def whole_bytes(length: int) -> int:
@@ -442,7 +438,7 @@ class Channel:
         """The processes that have the channel now."""
         self.accept()
         self.is_over()
-        return {_peer(process)[0] for process in self._processes}
+        return {peer_of(process)[0] for process in self._processes}
 
     def close(self) -> None:
         """Release the memory. Processes that still have it mapped are not harmed, and record no more: to them
@@ -463,7 +459,7 @@ class Channel:
         if len(self._processes) >= CONNECTIONS_MAX:
             return False
         try:
-            if _peer(process)[1] not in self._users:
+            if peer_of(process)[1] not in self._users:
                 return False
             process.setblocking(False)
             socket.send_fds(process, [b"\1"], [self._memory])
@@ -554,6 +550,6 @@ class Channel:
             self.stop()
 
 
-def _peer(process: socket.socket) -> tuple[int, ...]:
+def peer_of(process: socket.socket) -> tuple[int, ...]:
     """The process, user and group that connected, as the kernel says."""
     return _PEER.unpack(process.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))

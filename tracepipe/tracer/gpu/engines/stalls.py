@@ -13,13 +13,13 @@ from enum import IntEnum
 from typing import Any, Final
 
 from tracepipe.event.model import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
+from tracepipe.printable import printable
 from tracepipe.tracer.gpu.engines.channel import (
     ENTRY_BYTES,
     REFUSALS,
     GpuRecord,
     Malformed,
     check_span,
-    printable,
     text,
 )
 from tracepipe.tracer.gpu.engines.streams import Decoder, Process, Recording

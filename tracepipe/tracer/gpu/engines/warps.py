@@ -30,6 +30,7 @@ from tracepipe.event.model import (
     TIME_LIMIT_NS,
 )
 from tracepipe.hooks.names import near_names
+from tracepipe.printable import printable
 from tracepipe.tracer.gpu import choice
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.tracer.gpu.engines.api_calls import (
@@ -49,7 +50,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     Kind,
     Malformed,
     MemoryLimit,
-    printable,
     put_bounded,
     read_name,
 )
