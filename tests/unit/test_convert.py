@@ -405,6 +405,14 @@ def test_lines_of_another_format_are_named_and_not_lost(recording: Any, own: str
         converted(path, source_format=own, strict=True)
 
 
+def test_a_line_of_many_chunks_is_read(recording: Any) -> None:
+    count = 300_000
+    times = {"warp": [*range(count)], "entry_ns": [0] * count, "exit_ns": [9] * count}
+    line = {"type": "gpu_warp", "name": "k", "ts_ns": 1_000, "gpu": 0, "launch": 1} | times
+    report = check(recording(HEADER, line), "tracepipe", lambda _: None)
+    assert (report.counts, report.skipped) == ({"gpu_warp": count}, 0)
+
+
 def test_the_largest_numbers_that_a_line_may_have_are_drawn_by_every_format(recording: Any) -> None:
     ids, any_number = {"pid": ID_LIMIT, "tid": ID_LIMIT}, (1 << 64) - 1
     columns: dict[str, Any] = {
