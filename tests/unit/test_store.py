@@ -585,7 +585,7 @@ def test_work_that_lasts_longer_than_its_stream_allows_is_reported(
 
 
 def test_a_rare_value_of_many_rows_is_kept(tmp_path: Path) -> None:
-    """DuckDB chooses the type of a column by some of its rows, unless it is told to look at all."""
+    """By default, DuckDB infers the type of a column from a sample of its rows."""
     rows = [("cuda", 1, at, None, None, None) for at in range(5_000)]
     rows[2_501] = ("cuda", 1 << 40, 2_501, 1 << 41, None, "late")
     with Writer(tmp_path) as writer:
