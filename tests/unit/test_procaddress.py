@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pwd
@@ -113,6 +114,21 @@ def test_a_library_that_cannot_be_asked_is_a_note(
     (note,) = notes
     assert note.startswith(f"{path} could not be searched for functions that it does not export: ")
     assert reason in note
+
+
+@pytest.mark.slow
+def test_what_a_library_starts_ends_with_the_search(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    takes = f'if (!fork()) flock(open("{held}", O_CREAT | O_WRONLY, 0600), LOCK_EX);'
+    start = f"__attribute__((constructor)) static void start(void) {{ {takes} for (;;) pause(); }}"
+    path = build(
+        tmp_path, f"#include <fcntl.h>\n#include <sys/file.h>\n#include <unistd.h>\n{start}\n{LIBRARY}"
+    )
+    notes: list[str] = []
+    assert handed_out(path, ["cuInit"], notes.append) == []
+    assert "no answer in time" in notes[0]
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # comes back when no process holds it
 
 
 def test_a_file_that_is_not_a_library_is_noted(tmp_path: Path) -> None:

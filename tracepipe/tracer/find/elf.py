@@ -41,8 +41,8 @@ _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 
 _SYMBOLS_MAX, _FUNCTIONS_MAX, _NEEDED_MAX, _ENTRIES_MAX = 1 << 23, 1 << 20, 1 << 11, 1 << 14
 # Longer names are cut. Kernels and search paths have long ones.
 _NAME_BYTES, _LONG_NAME_BYTES = 1 << 12, 1 << 16
-_NAMES_BYTES = 1 << 27  # of a table of names, and of all names in it together
-_ROWS_AT_ONCE = 1 << 15
+_NAMES_BYTES = 1 << 27  # of all names in a table together
+_ROWS_AT_ONCE, _WINDOW_BYTES = 1 << 15, 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,19 +311,26 @@ class Elf:
         if not places:
             return []
         size, left = strings.size, _NAMES_BYTES
-        if len(places) > _FUNCTIONS_MAX or max(places) >= size or size > _NAMES_BYTES:
+        is_damaged = len(places) > _FUNCTIONS_MAX or max(places) >= size
+        if is_damaged or self._file.read(strings.offset + size - 1, 1) != b"\0":
             raise IndexError
-        table, found = self._file.read(strings.offset, size), list[str]()
-        if table[-1:] != b"\0":
-            raise IndexError
-        for place in places:
-            stop = table.find(b"\0", place, place + longest)
+        # Of a large table a window is in memory, which goes through the table once.
+        is_large, begin, end = size > _WINDOW_BYTES, 0, 0
+        found, window = [""] * len(places), b""
+        for index in sorted(range(len(places)), key=places.__getitem__) if is_large else range(len(places)):
+            place = places[index]
+            if place >= end:
+                begin = place if is_large else 0
+                end = begin + _WINDOW_BYTES - longest if is_large else size
+                window = self._file.read(strings.offset + begin, min(_WINDOW_BYTES, size - begin))
+            start = place - begin
+            stop = window.find(b"\0", start, start + longest)
             if stop < 0:  # a longer name
-                stop = place + longest
-            left -= stop - place
+                stop = start + longest
+            left -= stop - start
             if left < 0:
                 raise IndexError
-            found.append(table[place:stop].decode("utf-8", "replace"))
+            found[index] = window[start:stop].decode("utf-8", "replace")
         return found
 
     def _text(self, start: int, longest: int) -> str:

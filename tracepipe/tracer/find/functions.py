@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 import stat
 import subprocess
 import sys
@@ -241,23 +242,27 @@ def _answer(task: dict[str, Any], file: int, user: dict[str, Any]) -> bytes:
         name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")
     }
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _CHILD, str(_ANSWER_BYTES)],
-            input=json.dumps(task).encode(),
+            stdin=subprocess.PIPE,
             stdout=out,
             stderr=errors,
             env=environment,
             cwd="/",
             start_new_session=True,  # a Ctrl-C is for the capture
             pass_fds=[file],
-            timeout=_TIMEOUT_S,
             **user,
-        )
+        ) as child:
+            try:
+                child.communicate(json.dumps(task).encode(), _TIMEOUT_S)
+            finally:
+                if child.poll() is None:  # and what the library has started
+                    os.killpg(child.pid, signal.SIGKILL)
         out.seek(0)
         errors.seek(0)
-        if done.returncode:
+        if child.returncode:
             lines = errors.read().decode(errors="replace").strip().splitlines()
-            raise ValueError(lines[-1] if lines else f"the child process ended with {done.returncode}")
+            raise ValueError(lines[-1] if lines else f"the child process ended with {child.returncode}")
         return out.read()
 
 
