@@ -99,12 +99,12 @@ def spread_text(some: Sequence[float]) -> str:
     return f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})"
 
 
-def of_steps(about: str | None, steps: Collection[str], blocks: int) -> argparse.Namespace:
+def of_steps(about: str | None, steps: Collection[str], blocks: int) -> argparse.ArgumentParser:
     """The options of a benchmark of steps, which take turns: `blocks` and `only`."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=blocks, help="of turns, one of each row")
     parser.add_argument("--only", choices=steps, action="append", help="this step; again for more")
-    return parser.parse_args()
+    return parser
 
 
 class Bench:

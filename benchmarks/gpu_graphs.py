@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import this_toolchain  # noqa: E402
 
-NO_GPU = 3
+NO_GPU, NOTHING_RECORDED = 3, 125
 _CAPTURE = (sys.executable, "-m", "tracepipe", "capture", "--gpu", "kernels", "--layers", "gpu_kernel")
 _NEVER = ("--start-on", "profiler")
 ROWS = {
@@ -66,7 +66,9 @@ def main() -> int:
                     *(("--force", "-o", f"{folder}/run.jsonl", "--") if capture else ()),
                     *program,
                 ]
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+                if done.returncode not in (0, NOTHING_RECORDED):
+                    raise SystemExit(done.stderr)
                 figures = [int(word) for word in done.stdout.split()[-len(FIGURES) :]]
                 least[name] = [min(pair) for pair in zip(figures, least.get(name, figures), strict=True)]
     print(f"{'':24}" + "".join(f"{name:>24}" for name in FIGURES))

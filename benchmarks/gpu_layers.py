@@ -1,14 +1,15 @@
 """Measures what a capture costs steps of PyTorch and of JAX, against processes that were never touched.
 
-    python benchmarks/gpu_layers.py [--blocks N] [--only STEP]...
+    python benchmarks/gpu_layers.py [--blocks N] [--processes N] [--rows PART]... [--only STEP]...
 
 STEP: small, gpt, gpt2, transformer, jax, launches, deep; with two GPUs ddp.
 
-Needs an NVIDIA GPU and root; ends with 3 without a GPU. Each row is a process of gpu_steps.py of its own,
-which is recorded from its start, or never. All take turns of some steps, in an order drawn anew for each
-block. A ratio is that of the first quartiles of all steps, as other programs of the machine make steps
-longer, never shorter. Three processes are never touched: by as much as each differs from all three, the
-others may differ by chance.
+Needs an NVIDIA GPU and root; ends with 3 without a GPU. Each row is some processes of gpu_steps.py, which are
+recorded from their start, or never; all run on the same four processors. They take turns of some steps, in an
+order drawn anew for each block. A ratio is that of the first quartiles of all steps, as other programs of the
+machine make steps longer, never shorter; behind it are the least and the most of single processes. By as much
+as processes differ that were never touched, others may differ by chance. `--rows` has only rows with a PART
+in their name.
 
 `CUPTI alone` is cupti_alone.cpp, where nobody has the records. Of launches also what one takes more with
 stacks.
@@ -39,8 +40,8 @@ from tracepipe.tracer.gpu.build.toolchain import Toolchain  # noqa: E402
 TURNS = {"small": 8, "gpt": 4, "gpt2": 4, "transformer": 4, "jax": 10, "launches": 4, "deep": 5, "ddp": 10}
 """Steps in a turn, which take some hundredths of a second together."""
 LAUNCHES_OF = {"launches": LAUNCHES, "deep": DEEP}
-BLOCKS = 40
-NEVER = ("never touched", "never touched, again", "never touched, once more")
+BLOCKS, PROCESSES = 20, 3
+NEVER = "never touched"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ _EBPF = ("--gpu", "kernels", "--layers")
 NO_STACKS = Row("kernels, calls, no stacks", (*_KERNELS, *_OFF))
 STACKS = Row("kernels, calls, stacks", _KERNELS)
 ROWS = (
-    *(Row(name) for name in NEVER),
+    Row(NEVER),
     Row("CUPTI alone, kernels", None, {"CUPTI_ALONE": "kernels"}),
     Row("CUPTI alone, kernels and calls", None, {"CUPTI_ALONE": "calls"}),
     Row("kernels, launching calls", (*_KERNELS, *_OFF, "--calls", "launches")),
@@ -108,8 +109,8 @@ class Steps:
         """The median length of `count` steps."""
         return statistics.median(self.times_ms(str(count)))
 
-    def close(self) -> None:
-        """Let the process end, with its capture."""
+    def close(self, name: str = "") -> None:
+        """Let the process end, with its capture; print the exit code if that is not 0."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -117,6 +118,8 @@ class Steps:
         except subprocess.TimeoutExpired:  # a capture after its last window waits for Ctrl-C
             self.process.send_signal(signal.SIGINT)
             self.process.wait(60)
+        if name and self.process.returncode:
+            print(f"  {name}: exit code {self.process.returncode}")
 
 
 def build_alone(tools: Toolchain, folder: Path) -> Path:
@@ -130,13 +133,13 @@ def build_alone(tools: Toolchain, folder: Path) -> Path:
     return library
 
 
-def started(row: Row, command: Sequence[str], folder: Path) -> Steps:
-    """The process of a row."""
+def started(row: Row, number: int, command: Sequence[str], folder: Path) -> Steps:
+    """A process of a row."""
     environment = dict(row.environment)
     if "CUPTI_ALONE" in environment:
         environment["CUDA_INJECTION64_PATH"] = str(folder / "cupti_alone.so")
     if row.options is not None:
-        file = folder / f"{row.name.replace(' ', '-')}.jsonl"
+        file = folder / f"{row.name.replace(' ', '-')}-{number}.jsonl"
         capture = [sys.executable, "-m", "tracepipe", "capture", *row.options, "-o", str(file), "--force"]
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         command = [*capture, "--", *command]
@@ -146,35 +149,46 @@ def started(row: Row, command: Sequence[str], folder: Path) -> Steps:
 def measure(
     command: Sequence[str],
     count: int,
-    blocks: int,
-    rows: Sequence[Row] = ROWS,
+    options: argparse.Namespace,
+    rows: Sequence[Row],
+    folder: Path,
     launches: int = 0,
-    start: Callable[[Row, Sequence[str], Path], Steps] = started,
-    folder: Path = Path(),
+    start: Callable[[Row, int, Sequence[str], Path], Steps] = started,
 ) -> None:
     """Print the table of one step, whose processes `start` makes. `launches`: in a step, if its rows are
     those of stacks.
     """
     with ExitStack() as stack:
-        steps = {row.name: start(row, command, folder) for row in rows}
-        for one in steps.values():
-            stack.callback(one.close)
+        steps = {
+            (row.name, number): start(row, number, command, folder)
+            for row in rows
+            for number in range(options.processes)
+        }
+        for (name, _), one in steps.items():
+            stack.callback(one.close, name)
         for row in rows:
-            steps[row.name].begin()
-            if row.is_after_window:
-                steps[row.name].times_ms("range")
+            for number in range(options.processes):
+                steps[row.name, number].begin()
+                if row.is_after_window:
+                    steps[row.name, number].times_ms("range")
         for one in steps.values():
             one.times_ms(str(count))
-        found: dict[str, list[float]] = {row.name: [] for row in rows}
-        for _ in range(blocks):
-            for row in random.sample(rows, len(rows)):
-                found[row.name] += steps[row.name].times_ms(str(count))
-    never_ms = _quartile([ms for name in NEVER for ms in found.get(name, [])])
-    print(f"  never touched: {never_ms:.3f} ms, the quartile of {blocks} turns of {count} steps")
-    for name, some in found.items():
-        print(f"  {name:<32}{_quartile(some) / never_ms:.3f}", flush=True)
+        found: dict[tuple[str, int], list[float]] = {place: [] for place in steps}
+        for _ in range(options.blocks):
+            for place in random.sample([*steps], len(steps)):
+                found[place] += steps[place].times_ms(str(count))
+    of_rows = {row.name: [found[row.name, number] for number in range(options.processes)] for row in rows}
+    quartiles_ms = {name: _quartile([ms for some in of for ms in some]) for name, of in of_rows.items()}
+    never_ms = quartiles_ms[NEVER]
+    print(f"  never touched: {never_ms:.3f} ms, the quartile of {options.blocks} turns of {count} steps")
+    for name, of in of_rows.items():
+        ratios = sorted(_quartile(some) / never_ms for some in of)
+        print(
+            f"  {name:<32}{quartiles_ms[name] / never_ms:.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})",
+            flush=True,
+        )
     if launches:
-        more_us = 1e3 * (_quartile(found[STACKS.name]) - _quartile(found[NO_STACKS.name])) / launches
+        more_us = 1e3 * (quartiles_ms[STACKS.name] - quartiles_ms[NO_STACKS.name]) / launches
         print(f"  {'stacks':<32}{more_us:.2f} us a launch, which takes {1e3 * never_ms / launches:.2f} us")
 
 
@@ -184,7 +198,10 @@ def _quartile(some: Sequence[float]) -> float:
 
 def main() -> None:
     """Print the tables, or why there are none."""
-    options = of_steps(__doc__, TURNS, BLOCKS)
+    parser = of_steps(__doc__, TURNS, BLOCKS)
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="of each row")
+    parser.add_argument("--rows", action="append", help="those with this in their name; again for more")
+    options = parser.parse_args()
     tools = tools_here()
     with tempfile.TemporaryDirectory() as folder:
         build_alone(tools, Path(folder))
@@ -201,13 +218,15 @@ def print_tables(options: argparse.Namespace, gpus: int, folder: Path) -> None:
         rows = (
             ROWS
             if not launches
-            else [row for row in ROWS if row.name in (*NEVER, NO_STACKS.name, STACKS.name)]
+            else [row for row in ROWS if row.name in (NEVER, NO_STACKS.name, STACKS.name)]
         )
         if name == "jax":  # neither has NVTX ranges nor PyTorch
             rows = [row for row in rows if not row.is_after_window and "PROFILED" not in row.environment]
+        if options.rows and not launches:
+            rows = [row for row in rows if any(part in row.name for part in (NEVER, *options.rows))]
         try:
             command = [sys.executable, str(Path(__file__).with_name("gpu_steps.py")), "serve", name]
-            measure(command, count, options.blocks, rows, launches, folder=folder)
+            measure(command, count, options, rows, folder, launches)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             print(f"  {type(error).__name__}: {error}")
 

@@ -177,7 +177,7 @@ def measure(name: str, count: int, blocks: int) -> None:
 
 def main() -> None:
     """Print the tables, or why there are none."""
-    options = of_steps(__doc__, TURNS, BLOCKS)
+    options = of_steps(__doc__, TURNS, BLOCKS).parse_args()
     tools_here()
     for name in options.only or TURNS:
         try:

@@ -58,8 +58,8 @@ def call(args):
 """
 BACKWARD_CODE = """# AOT ID: ['0_backward']
 def call(args):
-        # Unsorted Source Nodes: [add, mm_3], Original ATen: [aten.mm]
-        extern_kernels.mm(buf0, buf1, out=buf2)
+        # Unsorted Source Nodes: [add, mm_3], Original ATen: [aten.add, aten.sum]
+        triton_poi_fused_add_sum_0.run(buf0, buf1, 2048)
         # Topologically Sorted Source Nodes: [gelu, mm_4], Original ATen: [aten.mm]
         extern_kernels.mm(buf0, buf1, out=buf2)
 """
@@ -112,10 +112,26 @@ def test_code_of_the_backward_pass_has_nodes_of_both_graphs(tmp_path: Path) -> N
         logged("aot_backward_graph", BACKWARD),
         logged("inductor_output_code", BACKWARD_CODE, filename=CODE),
     )
-    first, second = (line_of(BACKWARD_CODE, "extern_kernels", nth) for nth in range(2))
+    first, second = line_of(BACKWARD_CODE, "sum_0.run"), line_of(BACKWARD_CODE, "extern_kernels")
     marked = [("forward, backward", file, line) for _, file, line in (UP, GELU)]
     assert behind(code, first) == marked
     assert behind(code, second) == []
+
+
+def test_a_kernel_of_a_library_has_the_line_of_its_last_node(tmp_path: Path) -> None:
+    """The nodes before it are its input, as what Inductor itself logs of its provenance shows."""
+    generated = """# AOT ID: ['0_inference']
+# Topologically Sorted Source Nodes: [h, gelu, permute_7, ], Original ATen: [aten.view, aten.mm]
+extern_kernels.mm(buf0, buf1, out=buf2)
+# Topologically Sorted Source Nodes: [h, made], Original ATen: [aten.view, aten.mm]
+extern_kernels.mm(buf0, buf1, out=buf2)
+"""
+    code = written(
+        tmp_path,
+        logged("dynamo_output_graph", GRAPH),
+        logged("inductor_output_code", generated, filename=CODE),
+    )
+    assert [behind(code, line) for line in (3, 5)] == [[GELU], []]
 
 
 def test_the_same_code_of_two_functions_has_lines_only_if_they_agree(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -190,19 +191,17 @@ for line in sys.stdin:
 
 
 def test_a_row_is_the_ratio_to_processes_that_were_never_touched(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        *(gpu_layers.Row(name) for name in gpu_layers.NEVER),
-        gpu_layers.Row("slower", (), {}, is_after_window=True),
-    ]
+    rows = [gpu_layers.Row(gpu_layers.NEVER), gpu_layers.Row("slower", (), {}, is_after_window=True)]
 
-    def start(row: gpu_layers.Row, command: Sequence[str], folder: Path) -> gpu_layers.Steps:
-        return gpu_layers.Steps([*command, "2.5" if row.name == "slower" else "2.0"])
+    def start(row: gpu_layers.Row, number: int, command: Sequence[str], _: Path) -> gpu_layers.Steps:
+        return gpu_layers.Steps([*command, str(2.5 + number if row.name == "slower" else 2.0)])
 
-    gpu_layers.measure([sys.executable, "-c", STEPS], 3, 2, rows, start=start)
+    options = Namespace(blocks=2, processes=2)
+    gpu_layers.measure([sys.executable, "-c", STEPS], 3, options, rows, Path(), start=start)
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "never touched: 2.000 ms, the quartile of 2 turns of 3 steps",
-        *(f"{name} 1.000" for name in gpu_layers.NEVER),
-        "slower 1.250",
+        "never touched 1.000 (1.000 to 1.000)",
+        "slower 1.250 (1.250 to 1.750)",
     ]
 
 
@@ -210,19 +209,24 @@ def test_a_process_is_recorded_from_its_start(tmp_path: Path) -> None:
     row = gpu_layers.Row(
         "recorded", ("--gpu", "off", "--layers", "none", "--hook", "tracepoint:sched:sched_switch")
     )
-    steps = gpu_layers.started(row, ["/bin/sh", "-c", "echo ready $$; read -r line; echo 1.5"], tmp_path)
+    steps = gpu_layers.started(row, 0, ["/bin/sh", "-c", "echo ready $$; read -r line; echo 1.5"], tmp_path)
     steps.begin()
     assert steps.times_ms("1") == [1.5]
     steps.close()
     assert steps.process.returncode == 0
-    assert (tmp_path / "recorded.jsonl").exists()
+    assert (tmp_path / "recorded-0.jsonl").exists()
 
 
 def test_steps_that_cannot_be_made_are_an_error() -> None:
-    def bare(row: gpu_layers.Row, command: Sequence[str], folder: Path) -> gpu_layers.Steps:
+    def bare(row: gpu_layers.Row, number: int, command: Sequence[str], folder: Path) -> gpu_layers.Steps:
         return gpu_layers.Steps(command)
 
     with pytest.raises(RuntimeError, match="it ended with 5"):
         gpu_layers.measure(
-            [sys.executable, "-c", "raise SystemExit(5)"], 1, 1, [gpu_layers.Row("it")], start=bare
+            [sys.executable, "-c", "raise SystemExit(5)"],
+            1,
+            Namespace(blocks=1, processes=1),
+            [gpu_layers.Row("it")],
+            Path(),
+            start=bare,
         )

@@ -278,6 +278,16 @@ def test_work_in_a_graph_has_the_stack_that_made_its_node() -> None:
     assert run_in_graph(kernel_renderer(), made, node(3, stack=1)) == "autograd (line not known)"
 
 
+def test_a_call_on_a_thread_of_autograd_says_so() -> None:
+    of_autograd = CALL.pack(10, 20, 1, RUNTIME, LAUNCH, 43, 8, 0, *[NO_STREAM] * 3)
+    made = lines(
+        stack(77, "forward"), function(LAUNCH, "cudaLaunchKernel_v7000"), record(KernelKind.CALL, of_autograd)
+    )
+    stacks = {line["id"]: line["frames"] for line in made if line["type"] == "stack"}
+    (called,) = (line for line in made if line["type"] == "userspace")
+    assert stacks[called["stack"]] == [{"function": "autograd (line not known)"}]
+
+
 def test_work_before_an_update_of_its_graph_has_the_stack_from_before() -> None:
     made = stack(77, "first"), stack(88, "second"), node(1, stack=77), node(2, stack=88), node(3, 1)
     update = node(3, 2, stack=1, time_ns=2000)

@@ -229,6 +229,24 @@ def test_compiled_code_of_a_profile_leads_to_the_model() -> None:
     }
 
 
+def test_the_stack_of_autograd_does_not_hide_whom_it_works_for(load: Load) -> None:
+    result = run(
+        load(
+            stack(1, (TRAIN, 1)),
+            {"type": "stack", "id": 2, "frames": [{"function": "autograd (line not known)"}]},
+            *ranged(2_000, 2_040, "aten::mm, seq = 5"),
+            launch(2_025, 1, stack=1),
+            *ranged(3_000, 3_100, "MmBackward0, seq = 5", tid=9),
+            launch(3_020, 3, stack=2, tid=9),
+            launch(3_220, 4, stack=2, tid=10),
+            kernel(4_000, 3),
+            kernel(4_100, 4),
+        ),
+        Options(),
+    )
+    assert times(result) == {"ann/train.py:1 f, backward": (10, 1), "autograd (line not known)": (10, 1)}
+
+
 def test_autograd_s_thread_is_known_by_its_name_alone(load: Load) -> None:
     lines = [launch(2_000, 1, tid=9, comm="pt_autograd_0"), kernel(2_100, 1)]
     assert times(run(load(*lines), Options())) == {"autograd (line not known)": (10, 1)}

@@ -15,6 +15,7 @@ from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.analyses.parts import Part
 from tracepipe.event.columns import NONE, Int64s, Ints
 from tracepipe.event.groups import sums_by
+from tracepipe.event.model import AUTOGRAD as AUTOGRAD_LINE
 from tracepipe.store.run import Layer, Run
 
 NO_STACK, AUTOGRAD, NO_CALL = -1, -2, -3
@@ -109,7 +110,7 @@ FRAMES = ("own", "innermost", "all")
 # The number of stacks whose texts are cached.
 _REMEMBERED = 1 << 12
 _NO_LINE = "(no Python)"
-_OTHERS = {AUTOGRAD: "autograd (line not known)", NO_CALL: "(launch call not recorded)"}
+_OTHERS = {AUTOGRAD: AUTOGRAD_LINE, NO_CALL: "(launch call not recorded)"}
 """The texts that replace the line of work without a stack."""
 
 

@@ -91,6 +91,8 @@ RANGE_LIMIT: Final = (1 << 12) - 1
 # This is a billion events a second for three days. Sums over a file stay within 64 bits.
 COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
+AUTOGRAD: Final = "autograd (line not known)"
+"""The function of the only frame of a stack on a thread of autograd, which runs no Python."""
 # Longer texts are cut, but not those in arguments. The name of the kernel of torch.randn has 5,050 bytes.
 NAME_BYTES_MAX: Final = 1 << 14
 # A recording has fewer processes and threads.

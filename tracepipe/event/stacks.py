@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, EventColumns, Int32s, Int64s, distinct
-from tracepipe.event.model import Record, cut_text
+from tracepipe.event.model import AUTOGRAD, Record, cut_text
 from tracepipe.event.shape import Shape, ShapeColumn
 
 if TYPE_CHECKING:
@@ -54,7 +54,11 @@ class Frame(NamedTuple):
 
     @property
     def is_library(self) -> bool:
-        """Whether its file is one of Python's own modules, of an installed package or generated."""
+        """Whether its file is one of Python's own modules, of an installed package or generated; or it stands
+        for autograd.
+        """
+        if self.function == AUTOGRAD:
+            return True
         if self.file is None or (self.file, self.function) == _TRITON_LAUNCHER:
             return self.file is not None
         return _LIBRARY.search(self.file) is not None

@@ -46,6 +46,7 @@ _SOURCES: Final = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nod
 _FUNCTION: Final = re.compile(r"\s*(?:def|class) ")
 _PREPARES: Final = re.compile(r"\s*(?:#|$|del |assert_|\w+ = (?:empty_strided|get_raw_stream))|.*# reuse$")
 """Lines that come before a kernel, or after it, but not between a comment's kernels."""
+_OF_LIBRARY: Final = re.compile(r"\s*(?:\w+ = )?extern_kernels\.")
 _BACKWARD: Final = ", backward"  # as `lines` marks work of autograd
 # What is read of all logs, and how many nodes and comments are kept of them.
 _BYTES_MAX: Final = 1 << 30
@@ -75,6 +76,10 @@ class _Code:
     is_backward: bool = False
     lines: list[int] = field(default_factory=lambda: [0])
     nodes: list[list[str]] = field(default_factory=lambda: [[]])
+    of_libraries: set[int] = field(default_factory=set)
+    """Lines that call a kernel of a library. It computes the last node alone that a graph has, and those
+    before are its input.
+    """
     is_begun: bool = False
     """Whether a kernel of the last nodes has come."""
 
@@ -88,6 +93,9 @@ class _Code:
             found = [] if self.is_begun else None
         else:
             self.is_begun, found = True, [] if _FUNCTION.match(text) else None
+            if _OF_LIBRARY.match(text):
+                self.of_libraries.add(line)
+                return 1
         if found is None or found == self.nodes[-1]:
             return 0
         self.is_begun = False
@@ -101,7 +109,10 @@ class _Code:
         """
         graphs = [self.of.nodes, self.of.backward] if self.is_backward else [self.of.nodes]
         found: dict[Frame, None] = {}
-        for node in reversed(self.nodes[bisect_right(self.lines, line) - 1]):
+        nodes = self.nodes[bisect_right(self.lines, line) - 1]
+        if line in self.of_libraries:
+            nodes = [node for node in nodes if any(node in graph for graph in graphs)][-1:]
+        for node in reversed(nodes):
             frames = {graph[node] for graph in graphs if node in graph}
             if len(frames) == 1 and (frame := frames.pop()):
                 function, file, number = frame

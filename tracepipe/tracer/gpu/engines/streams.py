@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT
+from tracepipe.event.model import AUTOGRAD, COUNT_LIMIT, INDEX_LIMIT
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.build.driver import limits_of, uuid_text
@@ -62,10 +62,11 @@ FRAME: Final = struct.Struct("<QIHxx")
 """number, line, bytes of the function's name; that and the file's follow."""
 _STACK_BYTES: Final = 512  # roughly, for each stack or frame without its texts and frames
 
+_OF_AUTOGRAD: Final = 1  # STACK_OF_AUTOGRAD of native/python_stacks.h
 _NO_CAPTURE: Final[Mapping[int | None, str]] = {
     None: "(capture not recorded)",
     0: "(no Python)",
-    1: "autograd (line not known)",  # STACK_OF_AUTOGRAD of native/python_stacks.h
+    _OF_AUTOGRAD: AUTOGRAD,
 }
 """In place of the stack that captured work in a graph."""
 
@@ -117,6 +118,8 @@ class PythonStacks:
 
     def id_of(self, pid: int, number: int) -> int | None:
         """The id of a process's stack; None if there is no stack, or if a record of it was lost."""
+        if number == _OF_AUTOGRAD:
+            return self.id_of_capture(pid, number)
         known = self._ids_of_processes.get((pid, number))
         if known is not None or not number or (pid, number) not in self._stacks:
             return known

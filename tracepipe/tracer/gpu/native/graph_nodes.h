@@ -48,7 +48,7 @@ class GraphNodes {
             // If the node before this one is no clone, the clones before that are not of an instantiation.
             if (cloning.created && !cloning.is_ending) cloning.clones.clear();
             cloning.created = data.node;
-            return put(number_of(data.node), 0, stacks_.capturing(channel_, monotonic_ns()));
+            return put(number_of(data.node), 0, stacks_.here(channel_, monotonic_ns()));
         case CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED:
             cloning.created = nullptr;
             cloning.clones.emplace_back(data.node, number_of(data.node));

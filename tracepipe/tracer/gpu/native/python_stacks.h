@@ -73,11 +73,11 @@ class PythonStacks {
         return is_open_;
     }
     bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
-    // The number of the calling thread's stack, which was sent before; 0 if there is none.
+    // The number of the calling thread's stack, which was sent before; 0 if there is none, or STACK_OF_AUTOGRAD.
     uint64_t here(Channel &channel, uint64_t now_ns) {
         PythonFrame frames[PythonFrames::FRAMES_MAX];
         unsigned count = is_open() ? frames_.read(frames) : 0;
-        if (!count) return 0;
+        if (!count) return is_open() && is_of_autograd() ? STACK_OF_AUTOGRAD : 0;
         // Frames of the same code as a moment ago are the same: no code can be replaced in that time.
         thread_local Last last;
         bool is_same = now_ns - last.time_ns < SAME_NS && count == last.count &&
@@ -94,16 +94,18 @@ class PythonStacks {
         return number;
     }
 
-    // The same for what captures work for later: STACK_OF_AUTOGRAD too.
-    uint64_t capturing(Channel &channel, uint64_t now_ns) {
-        uint64_t stack = here(channel, now_ns);
-        char name[16] = "";
-        if (!stack) prctl(PR_GET_NAME, name);
-        return strncmp(name, "pt_autograd_", strlen("pt_autograd_")) == 0 ? STACK_OF_AUTOGRAD : stack;
-    }
-
   private:
     static constexpr uint64_t SAME_NS = 10'000;
+    // Whether the calling thread is one of PyTorch's autograd, which has its name before it launches anything.
+    static bool is_of_autograd() {
+        thread_local int is = -1;
+        if (is < 0) {
+            char name[16] = "";
+            prctl(PR_GET_NAME, name);
+            is = strncmp(name, "pt_autograd_", strlen("pt_autograd_")) == 0;
+        }
+        return is;
+    }
     struct Last {
         uint64_t time_ns, number;
         unsigned count;

@@ -274,12 +274,12 @@ class Injection {
             current.call_ns = monotonic_ns();
             current.made.clear();
             current.symbol = data.symbolName, current.is_launched = false;
-            if (quiet_.captures.is_any() && !current.stack) current.stack = stacks_.capturing(channel_, current.call_ns);
+            if (quiet_.captures.is_any() && !current.stack) current.stack = stacks_.here(channel_, current.call_ns);
         }
         if (!is_recorded || !current.is_in_window) return;
         if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
         if (flags & CALL_HAS_STACK && !current.stack) current.stack = stacks_.here(channel_, monotonic_ns());
-        uint64_t stack = flags & CALL_HAS_STACK && current.stack != STACK_OF_AUTOGRAD ? current.stack : 0;
+        uint64_t stack = flags & CALL_HAS_STACK ? current.stack : 0;
         put_call_enter(channel_, name, launch, kernel, stack, layout, data.functionParams);
     }
     void leave(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_recorded,
