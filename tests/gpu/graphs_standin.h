@@ -46,6 +46,8 @@ class GraphsStandin {
         if (!is_called_for(CUPTI_CB_DOMAIN_RESOURCE, id)) return;
         CUpti_GraphData data{};
         data.node = handle_of(node), data.originalNode = handle_of(original);
+        if (node) data.graph = reinterpret_cast<CUgraph>(node->number >> 32);
+        if (id == CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATED) data.graphExec = reinterpret_cast<CUgraphExec>(uint64_t(executable_graph_));
         CUpti_ResourceData resource{};
         resource.resourceDescriptor = &data;
         called_back(of_subscriber, CUPTI_CB_DOMAIN_RESOURCE, id, &resource);
@@ -65,13 +67,22 @@ class GraphsStandin {
         std::vector<Node *> others;
         Node *original = nullptr, *parent = nullptr;
         if (is_nested) captured_ = clones_of(captured_), original = make(others);
-        executable_ = clones_of(captured_);
-        if (is_nested) call(CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED, parent = make(others), original);
+        executable_graph_ = graph_ + 1;
+        if (is_nested) {
+            graph_++;
+            executable_ = clones_of(captured_);
+            uint32_t of_child = std::exchange(graph_, executable_graph_);
+            parent = make(others), graph_ = of_child;
+            call(CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED, parent, original);
+            graph_++, make(others), make(others);
+        } else {
+            executable_ = clones_of(captured_);
+        }
         call(CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING);
         if (is_nested) {
             call(CUPTI_CBID_RESOURCE_GRAPHNODE_DESTROY_STARTING, parent);
             parent->is_destroyed = true;
-            for (Node *node : executable_) node->number += 1000;
+            for (Node *node : executable_) node->number = uint64_t(executable_graph_) << 32 | (node->number + 1000);
         }
         make(others), make(others);
         call(CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATED);
@@ -92,6 +103,6 @@ class GraphsStandin {
     }
 
     std::vector<Node *> captured_, executable_;
-    uint32_t graph_ = 1, nodes_ = 0;
+    uint32_t graph_ = 1, nodes_ = 0, executable_graph_ = 0;
 };
 GraphsStandin &graphs = *new GraphsStandin;

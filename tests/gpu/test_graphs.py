@@ -23,8 +23,10 @@ from tracepipe.tracer.gpu.engines.compiled_code import VARIABLE, CompiledCode
 pytestmark = pytest.mark.gpu
 
 UNKNOWN = "(capture not recorded)"
-PLAIN = {1, 2, 14, 15, 16, 17}
-"""The kernels of graphs that are a capture and nothing else, and the capture the only one of its time."""
+PLAIN = {1, 2, 16, 17}
+"""The kernels of graphs that are a capture of one stream and nothing else, and the capture the only one of its
+time.
+"""
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@
 // A replay has no callbacks, and a launch outside of a capture neither. The callbacks stay between windows, as a graph
 // is mostly captured once, and replayed later.
 //
-// Observed with CUPTI 13.0: nodeType is that of kernels for all nodes. A clone is created first, and cloned next. At the
-// end of an instantiation, the nodes of child graphs and of conditional nodes move into the executable graph, under
-// new numbers, of which no callback tells.
+// Observed with CUPTI 13.0: nodeType is that of kernels for all nodes. A clone is created first, and cloned next. The
+// upper half of a node's number is that of its graph, and later graphs have greater ones. An instantiation clones the
+// nodes of the graph and of its child graphs, each of these into a graph of its own. At its end, the nodes of child
+// graphs and of conditional nodes move into the executable graph, under new numbers, of which no callback tells.
 #pragma once
-#include <algorithm>
 #include <cupti.h>
-#include <utility>
-#include <vector>
+#include <unordered_map>
 
 #include "kernel_records.h"
 #include "own_thread.h"
@@ -33,57 +32,56 @@ class GraphNodes {
     void open() {
         for (uint32_t id : {CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED, CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED,
                             CUPTI_CBID_RESOURCE_GRAPHNODE_DESTROY_STARTING, CUPTI_CBID_RESOURCE_GRAPH_CLONED,
-                            CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING, CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATED,
-                            CUPTI_CBID_RESOURCE_GRAPH_NODE_UPDATED})
+                            CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATED, CUPTI_CBID_RESOURCE_GRAPH_NODE_UPDATED})
             subscription_.set(Subscription::NODES, CUPTI_CB_DOMAIN_RESOURCE, id, true);
     }
     void take(uint32_t id, const CUpti_ResourceData &given) {
         if (is_own_thread()) return;
         auto &data = *static_cast<const CUpti_GraphData *>(given.resourceDescriptor);
-        thread_local Cloning *state = nullptr;  // outlives the thread's destructors, which may destroy graphs
-        if (!state) state = new Cloning;
-        Cloning &cloning = *state;
+        thread_local Clones *of_thread = nullptr;  // outlives the thread's destructors, which may destroy graphs
+        if (!of_thread) of_thread = new Clones;
+        auto &[nodes, graphs] = *of_thread;
         switch (id) {
         case CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED:
-            // If the node before this one is no clone, the clones before that are not of an instantiation.
-            if (cloning.created && !cloning.is_ending) cloning.clones.clear();
-            cloning.created = data.node;
             return put(number_of(data.node), 0, stacks_.here(channel_, monotonic_ns()));
-        case CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED:
-            cloning.created = nullptr;
-            cloning.clones.emplace_back(data.node, number_of(data.node));
-            return put(cloning.clones.back().second, number_of(data.originalNode));
-        case CUPTI_CBID_RESOURCE_GRAPHNODE_DESTROY_STARTING: {
-            auto &clones = cloning.clones;
-            auto is_it = [&](auto &clone) { return clone.first == data.node; };
-            return void(clones.erase(std::remove_if(clones.begin(), clones.end(), is_it), clones.end()));
+        case CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED: {
+            if (nodes.size() >= CLONES_MAX) nodes.clear(), graphs.clear();
+            uint64_t number = number_of(data.node);
+            nodes[data.node] = number, graphs[data.graph] = graph_of(number);
+            return put(number, number_of(data.originalNode));
         }
-        case CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATE_STARTING:
-            return void(cloning.is_ending = true);
-        case CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATED:
-            for (auto [node, before] : cloning.clones)
-                if (uint64_t number = number_of(node); number != before) put(number, before);
+        case CUPTI_CBID_RESOURCE_GRAPHNODE_DESTROY_STARTING:
+            return void(nodes.erase(data.node));
+        case CUPTI_CBID_RESOURCE_GRAPHEXEC_CREATED: {
+            auto own = graphs.find(reinterpret_cast<CUgraph>(data.graphExec));
+            if (own != graphs.end())
+                for (auto [node, before] : nodes)
+                    if (graph_of(before) >= own->second) renumber(node, before);
             [[fallthrough]];
+        }
         case CUPTI_CBID_RESOURCE_GRAPH_CLONED:
-            cloning.clones.clear(), cloning.created = nullptr, cloning.is_ending = false;
-            return;
+            return nodes.clear(), graphs.clear();
         case CUPTI_CBID_RESOURCE_GRAPH_NODE_UPDATED:  // originalNode is the executable graph's
             return put(number_of(data.originalNode), number_of(data.node), NODE_UPDATED);
         }
     }
 
   private:
-    // Of a thread: the clones of the instantiation that may be in progress, with their numbers so far; the node that
-    // was created last, unless it is a clone; whether all clones are made.
-    struct Cloning {
-        std::vector<std::pair<CUgraphNode, uint64_t>> clones;
-        CUgraphNode created = nullptr;
-        bool is_ending = false;
+    // Of a thread: the clones since its last instantiation, which may be of the next one, and their graphs, with the
+    // numbers of both. An executable graph has one handle as such and as a graph.
+    struct Clones {
+        std::unordered_map<CUgraphNode, uint64_t> nodes;
+        std::unordered_map<CUgraph, uint64_t> graphs;
     };
+    static constexpr size_t CLONES_MAX = 1 << 20;
 
+    static uint64_t graph_of(uint64_t node) { return node >> 32; }
     static uint64_t number_of(CUgraphNode node) {
         uint64_t number = 0;
         return cuptiGetGraphNodeId(node, &number) == CUPTI_SUCCESS ? number : 0;
+    }
+    void renumber(CUgraphNode node, uint64_t before) {
+        if (uint64_t number = number_of(node); number != before) put(number, before);
     }
     void put(uint64_t number, uint64_t original, uint64_t stack = 0) {
         Node node{number, original, stack};
