@@ -8,6 +8,7 @@
 //     cuda N       the same by the runtime's function, which calls the driver's
 //     slow N       a kernel is launched and runs for N ms
 //     waits        an event is recorded in stream 13 of context 1, stream 14 waits for it, and the program for both
+//     flushed      says whether CUPTI was flushed on this thread: `flushed`, or `not flushed`
 //     needs R S D C   kernels have R registers, S and D bytes of static and dynamic shared memory from now on, and
 //                  an SM is configured for C bytes of it; 0: the driver chooses, and 8192 are there
 //     gpu          the driver says from now on what GPU 0 is: one of compute capability 9.0
@@ -81,7 +82,7 @@ CUpti_CallbackFunc called_back;
 void *of_subscriber;
 std::set<std::pair<CUpti_CallbackDomain, uint32_t>> called_for;
 std::multiset<std::pair<CUpti_CallbackDomain, uint32_t>> entered;
-bool is_spoiled, is_finalized, is_crossed;
+bool is_spoiled, is_finalized, is_crossed, is_flushed_here;
 void look_for_replay();
 bool is_late, is_hidden;
 std::atomic<bool> has_gpu;
@@ -266,6 +267,7 @@ CUptiResult cuptiGetStreamIdEx(CUcontext, CUstream stream, uint8_t, uint32_t *nu
 }
 CUptiResult cuptiActivityFlushAll(uint32_t flag) {
     std::lock_guard lock(mutex);
+    is_flushed_here |= syscall(SYS_gettid) == getpid();
     if (is_late) run_waiting();
     for (auto &[thread, records] : std::exchange(held, {}))
         for (const std::string &record : records) {
@@ -410,6 +412,7 @@ int main() {
         if (what == "replayed") replaying.join(), what = is_crossed ? "crossed" : "apart";
         if (what == "graph") instantiate();
         if (what == "finalized" && !is_finalized) what = "there";
+        if (what == "flushed" && !is_flushed_here) what = "not flushed";
         if (what == "slow") launch(NOW, unsigned(count)), count = 0;
         for (int at = 0; at < count; at++) what == "cuda" ? launch_by_runtime() : launch(launches.at(what));
         if (what == "needs" && scanf("%d %d %d %d", &needs.registers, &needs.static_bytes, &needs.dynamic_bytes,

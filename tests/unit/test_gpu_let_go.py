@@ -281,6 +281,18 @@ def test_kernels_without_times_or_without_records_are_counted(
     assert len(recorded.of("userspace")) == 31
 
 
+def test_what_a_program_has_waited_for_is_sent_before_it_goes_on(recorded: Recorded) -> None:
+    """What follows may end it, and CUPTI writes times only when it is flushed."""
+    recorded.do("late")
+    recorded.do("launch 30")
+    assert recorded.do("flushed") == "not flushed"
+    recorded.do("waits")
+    assert recorded.do("flushed") == "flushed"
+    end_by(recorded, "SIGKILL")
+    assert len(recorded.of("gpu_kernel")) == 30
+    assert recorded.renderer.losses == {}
+
+
 def test_kernels_that_cupti_had_written_nowhere_are_counted(recorded: Recorded) -> None:
     recorded.do("hidden")
     recorded.do("launch 30")
