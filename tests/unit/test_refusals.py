@@ -65,6 +65,7 @@ CASES = {
     "kernel too old": (Operation.PROGRAM, errno.EINVAL, LINUX_5, "5.4.0-150 is too old", "5.15"),
     "attribute of a newer kernel": (Operation.UPROBE, errno.E2BIG, LINUX_4, "too old", "5.15"),
     "verifier": (Operation.PROGRAM, errno.EINVAL, ROOT, "verifier", "--method"),
+    "many programs": (Operation.ANY, errno.E2BIG, ROOT, "64 programs", "other captures"),
     "other tracer": (Operation.KPROBES, errno.EBUSY, ROOT, "Another tool", "other tracers"),
     "anything else": (Operation.ANY, errno.EIO, ROOT, "EIO", "CONFIG_UPROBES"),
 }

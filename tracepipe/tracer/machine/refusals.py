@@ -154,6 +154,11 @@ def _reason(operation: Operation, error: OSError, machine: Machine) -> tuple[str
             f"The kernel's verifier refused {what}: {text}.",
             "Try --method bcc or --method bpftrace, and report it with this message.",
         )
+    if number == errno.E2BIG:
+        return (
+            f"Linux allows 64 programs at a probe or tracepoint, and they are there already: {text}.",
+            "End other captures and tracers, or record fewer layers: --layers.",
+        )
     if number == errno.EBUSY:
         return (
             f"Another tool already uses {what}: {text}.",
