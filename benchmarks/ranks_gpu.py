@@ -1,22 +1,28 @@
-"""Ranks on GPUs, one of them slow: how far their clocks are off, and what `ranks` finds.
+"""Jobs on GPUs, with a rank that is slow: clocks, groups, what `ranks` finds, and what a capture costs.
 
-    python benchmarks/ranks_gpu.py [--ranks N] [--one-gpu]    records, and judges
-    python benchmarks/ranks_gpu.py record FOLDER …            records, where polars and DuckDB are not
-    python benchmarks/ranks_gpu.py judge FOLDER               judges what was recorded
+    python benchmarks/ranks_gpu.py [--ranks N] [--profiler] [--jobs JOB …]   records, and judges
+    python benchmarks/ranks_gpu.py record FOLDER …                           records
+    python benchmarks/ranks_gpu.py judge FOLDER …                            judges what was recorded
 
-Needs PyTorch and a GPU for each rank; recording ends with 3 without. The ranks train with
-DistributedDataParallel, each under `tracepipe capture`, and the last one is slow at one thing a job. All run
-on one host, so their clocks are one. Then the recordings of each rank state another host, and `dataset build`
-has to find by collectives that the clocks agree: what it finds instead is the error.
+Needs PyTorch and a GPU for each rank; recording ends with 3 without. JOB: ddp, fsdp, tensor, pipeline, as
+whatif_gpu.py has them, with a batch of 96. Each is run once for each kind of slowness, under `tracepipe
+capture`; with `--profiler` PyTorch's profiler records it instead. Then it runs once more, where nobody
+records, with all kinds in turn. The last rank is slow, at one thing a run: `host` and `gpu` between forward
+and backward, `loader` at the begin of a step (of the first rank, in a pipeline), `link` by a process that
+copies from its GPU to the others all the time.
+
+All run on one host, so their clocks are one. Then the recordings of each rank state another host, and
+`dataset build` has to find by collectives that the clocks agree: what it finds instead is the error.
 
 With `--one-gpu` the ranks share one GPU. Each is a host of its own to NCCL, which sends by sockets. Where
 CUDA's Multi-Process Service runs, their kernels run at the same time. Without it they take turns of about
 2 ms, and a rank leaves a collective when it has its turn. With `--windows N` only N steps are recorded, as by
-`--start-on nvtx:step --repeat N`. With `--profiler` PyTorch's profiler records the ranks, and no capture.
+`--start-on nvtx:step --repeat N`.
 
-A line has: what is slow, collectives compared, median transfer, the largest error and what the bounds allow,
-and the ranks that `ranks` calls slow: at what, the own time of a step, the usual one, and what it costs a
-step.
+The lines of a run: the median step where nobody records, where it is recorded, and how a replay without
+changes differs from that; the ranks that `ranks` calls slow, the own time of a step, the usual one, and what
+that costs, beside how much longer than those with slow nothing the recorded and the other steps are; clocks:
+collectives compared, the largest error, and what the bounds allow; groups of NCCL; the dataset.
 """
 
 from __future__ import annotations
@@ -32,53 +38,110 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-SLOW = ("nothing", "gpu", "loader", "host")
-"""What is slow in a job."""
-WARM_UP, STEPS = 20, 60
+SLOW = ("nothing", "gpu", "loader", "host", "link")
+"""What is slow in a run."""
+JOBS = ("ddp", "fsdp", "tensor", "pipeline")
+WARM_UP, STEPS, BATCH = 20, 60, 96
 LATE_S, LATE_CYCLES = 0.004, 7_000_000
+HOG_BYTES = 256 << 20
 RECORDED = ("--layers", "gpu_kernel,annotation", "--gpu", "kernels", "--calls", "launches", "--hook", "nccl")
 _DEADLINE_S = 240
 
 
-def train(slow: str, profiled: Path | None) -> None:
-    """One rank: steps of a model whose gradients NCCL adds up. PyTorch's profiler writes to `profiled`."""
+def train(job: str, kinds: str, profiled: Path | None) -> None:
+    """One rank: steps with each kind of slowness. PyTorch's profiler writes to `profiled`/KIND/….
+
+    The first rank prints a line of the medians in ms.
+    """
     import torch
 
+    from benchmarks.whatif_gpu import step_of
+
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.manual_seed(0)
     torch.distributed.init_process_group("nccl", rank=rank, world_size=ranks)
-    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers).cuda(), [device])
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    x = torch.randn(256, 1024, device="cuda")
-    is_late = rank == ranks - 1
-    profiler = profiler_of(profiled) if profiled else None
-    for step in range(WARM_UP + STEPS):
-        with torch.cuda.nvtx.range("step" if step >= WARM_UP else "warm up"):
+    step = step_of(job, rank, ranks, BATCH)
+    medians = {}
+    for slow in kinds.split(","):
+        late = 0 if (job, slow) == ("pipeline", "loader") else ranks - 1
+        torch.distributed.barrier()
+        with hogged(rank) if slow == "link" and rank == late else nullcontext():
+            torch.distributed.barrier()
+            file = profiled / slow / socket.gethostname() / f"{rank}.json.gz" if profiled else None
+            medians[slow] = steps_ms(step, slow if rank == late else "nothing", file)
+    if rank == 0:
+        print(json.dumps(medians), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def steps_ms(step: Callable[[Callable[[], None]], None], slow: str, profiled: Path | None) -> float:
+    """The median of the steps after the warm-up, of a rank that is slow at something."""
+    import torch
+
+    def late() -> None:
+        if slow == "host":
+            time.sleep(LATE_S)
+        if slow == "gpu":
+            torch.cuda._sleep(LATE_CYCLES)  # occupies one SM: the others may run kernels of other ranks
+
+    profiler, took_ms = profiler_of(profiled) if profiled else None, []
+    for number in range(WARM_UP + STEPS):
+        begins = time.perf_counter()
+        with torch.cuda.nvtx.range("step" if number >= WARM_UP else "warm up"):
             with torch.cuda.nvtx.range("data loading"), torch.profiler.record_function("data loading"):
-                if is_late and slow == "loader":
+                if slow == "loader":
                     time.sleep(LATE_S)
-            if is_late and slow == "host":
-                time.sleep(LATE_S)
-            if is_late and slow == "gpu":
-                torch.cuda._sleep(LATE_CYCLES)  # occupies one SM: the others may run kernels of other ranks
-            loss = model(x).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            torch.distributed.all_reduce(loss)
-            loss.item()
+            step(late)
+        took_ms.append(1e3 * (time.perf_counter() - begins))
         if profiler:
             profiler.step()
-    torch.distributed.destroy_process_group()
+    return statistics.median(took_ms[WARM_UP:])
+
+
+@contextmanager
+def hogged(device: int) -> Iterator[None]:
+    """A process, which nobody records, copies from a GPU to all others meanwhile."""
+    unseen = ("CUDA_INJECTION64_PATH", "LD_PRELOAD", "NVTX_INJECTION64_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in unseen}
+    command = [sys.executable, __file__, "hog", str(device)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as hog:
+        assert hog.stdout is not None
+        try:
+            hog.stdout.readline()
+            yield
+        finally:
+            hog.kill()
+
+
+def copy_on(device: int) -> None:
+    """Copy from a GPU to all others until somebody ends this process."""
+    import torch
+
+    others = [other for other in range(torch.cuda.device_count()) if other != device]
+    source = torch.zeros(HOG_BYTES, dtype=torch.uint8, device=device)
+    targets = [torch.zeros_like(source, device=other) for other in others]
+    streams = [torch.cuda.Stream(device) for _ in others]
+    is_first = True
+    while True:
+        for stream, target in zip(streams, targets, strict=True):
+            with torch.cuda.stream(stream):
+                for _ in range(8):
+                    target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(device)
+        if is_first:
+            print("copies", flush=True)
+        is_first = False
 
 
 def profiler_of(path: Path) -> Any:
@@ -106,32 +169,47 @@ def free_port() -> int:
             return int(one.getsockname()[1])
 
 
-def record(folder: Path, ranks: int, windows: int, *, one_gpu: bool, profiler: bool) -> None:
-    """A job for each kind of slowness: FOLDER/KIND/HOST/RANK.jsonl.zst, or RANK.json.gz of the profiler."""
+def record(folder: Path, job: str, given: argparse.Namespace) -> None:
+    """Run a job: FOLDER/JOB/KIND/HOST/RANK.jsonl.zst, or RANK.json.gz of the profiler, and
+    FOLDER/JOB/steps.json with the medians in ms of steps `recorded` and `never recorded`.
+    """
     import torch
 
-    if torch.cuda.device_count() < (1 if one_gpu else ranks):
-        print(f"{ranks} ranks need as many GPUs; {torch.cuda.device_count()} here", file=sys.stderr)
+    if torch.cuda.device_count() < (1 if given.one_gpu else given.ranks):
+        print(f"{given.ranks} ranks need as many GPUs; {torch.cuda.device_count()} here", file=sys.stderr)
         sys.exit(3)
-    when = ("--start-on", "nvtx:step", "--repeat", str(windows)) if windows else ()
-    for slow in SLOW:
-        shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        running = []
-        for rank in range(ranks):
-            own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-            if one_gpu:
-                own["NCCL_HOSTID"] = f"rank{rank}"
-            command = [sys.executable, __file__, "train", slow]
-            if profiler:
-                command.append(str(folder / slow / socket.gethostname() / f"{rank}.json.gz"))
-            else:
-                capture = [sys.executable, "-m", "tracepipe", "capture", *RECORDED, *when]
-                command = [*capture, "-o", str(folder / slow / "%h" / "%r.jsonl.zst"), "--", *command]
-            running.append(subprocess.Popen(command, env=shared | own, cwd=ROOT))
-        ends_s = time.monotonic() + _DEADLINE_S
-        for one in running:
-            if one.wait(max(ends_s - time.monotonic(), 1)):
-                sys.exit(f"rank {running.index(one)} of the job with slow {slow} failed")
+    when = ("--start-on", "nvtx:step", "--repeat", str(given.windows)) if given.windows else ()
+    place, every = folder / job, ",".join(SLOW)
+    steps = {"never recorded": run(job, every, given, [], [])}
+    if given.profiler:
+        steps["recorded"] = run(job, every, given, [], [str(place)])
+    else:
+        steps["recorded"] = {}
+        for slow in SLOW:
+            out = str(place / slow / "%h" / "%r.jsonl.zst")
+            capture = [sys.executable, "-m", "tracepipe", "capture", *RECORDED, *when, "-o", out, "--"]
+            steps["recorded"] |= run(job, slow, given, capture, [])
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "steps.json").write_text(json.dumps(steps))
+
+
+def run(job: str, kinds: str, given: argparse.Namespace, capture: list[str], more: list[str]) -> Any:
+    """The medians that the ranks of a job print."""
+    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    running = []
+    for rank in range(given.ranks):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(given.ranks), "LOCAL_RANK": str(rank)}
+        if given.one_gpu:
+            own["NCCL_HOSTID"] = f"rank{rank}"
+        command = [*capture, sys.executable, __file__, "train", job, kinds, *more]
+        pipe = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
+        running.append(subprocess.Popen(command, env=shared | own, cwd=ROOT, stdout=pipe))
+    ends_s = time.monotonic() + _DEADLINE_S
+    for rank, one in enumerate(running):
+        if one.wait(max(ends_s - time.monotonic(), 1)):
+            sys.exit(f"rank {rank} of {job} with slow {kinds} failed")
+    assert running[0].stdout is not None
+    return json.loads(running[0].stdout.read().splitlines()[-1])
 
 
 def on_own_hosts(job: Path, folder: Path) -> Path:
@@ -160,14 +238,14 @@ def ran(*arguments: object) -> str:
 
 
 def clocks_text(dataset: Path) -> str:
-    """Collectives compared, the median transfer, the largest error of a clock and what its bound allows."""
-    import polars as pl  # where it only records there may be none
+    """Collectives compared, the largest error of a clock, and what its bound allows."""
+    from tracepipe.dataset.places import read_rows
 
-    placed = pl.read_parquet(dataset / "layer=alignment" / "part-0.parquet").to_dicts()
+    placed = read_rows(dataset / "layer=alignment" / "part-0.parquet")
     reference = next(row for row in placed if row["clock"] == row["reference"])
     others = [row for row in placed if row is not reference]
     if refused := [row["refused"] for row in others if row["refused"]]:
-        return f"refused: {refused[0]}"
+        return f"{len(refused)} of {len(others)} refused: {refused[0]}"
     errors = [
         (
             max(abs(at_ns - off(row, at_ns)) for at_ns in (row["first_ns"], row["last_ns"])),
@@ -177,9 +255,7 @@ def clocks_text(dataset: Path) -> str:
         for row in others
     ]
     error_ns, allowed_ns, shared = max(errors, key=lambda one: one[0] / one[1])
-    return (
-        f"{shared:>6} {transfer_us(dataset):>8.0f} us {error_ns / 1e3:>9.1f} us of {allowed_ns / 1e3:>8.1f}"
-    )
+    return f"{shared} collectives, error {error_ns / 1e3:.1f} us of {allowed_ns / 1e3:.1f}"
 
 
 def off(row: dict[str, Any], ns: int) -> int:
@@ -188,48 +264,76 @@ def off(row: dict[str, Any], ns: int) -> int:
     return placed
 
 
-def transfer_us(dataset: Path) -> float:
-    """The median over collectives of what the rank took that took least."""
-    import polars as pl
-
-    rows = pl.read_parquet(dataset / "layer=collectives" / "**/*.parquet")
-    least = rows.group_by("process_group", "nth").agg((pl.col("end_ns") - pl.col("start_ns")).min())
-    return statistics.median(least["end_ns"].to_list()) / 1e3
-
-
-def found_text(dataset: Path) -> str:
-    """The ranks that are called slow."""
-    slow = json.loads(ran("ranks", dataset, "--json", "--top", 0))["slow"]
-    return "; ".join(slow_text(one) for one in slow) or "none"
-
-
 def slow_text(one: dict[str, Any]) -> str:
-    """One of them."""
-    own, usual, costs = (f"{one[name] / 1e6:.2f} ms" for name in ("own_ns", "usual_ns", "costs_ns"))
+    """A rank that is called slow."""
+    own, usual, costs = (
+        "–" if one[name] is None else f"{one[name] / 1e6:.2f} ms"
+        for name in ("own_ns", "usual_ns", "costs_ns")
+    )
     return f"{one['ranks']} {one['slow']}: {own}, usually {usual}, costs {costs}"
 
 
-def judge(folder: Path) -> None:
-    """Print a line for each job."""
-    print("slow       compared  transfer      error of what is allowed  found")
-    for slow in SLOW:
-        with tempfile.TemporaryDirectory() as made:
-            together, apart = Path(made, "together"), Path(made, "apart")
-            ran("dataset", "build", folder / slow, "-o", together)
-            ran("dataset", "build", on_own_hosts(folder / slow, Path(made, "runs")), "-o", apart)
-            print(f"{slow:<10} {clocks_text(apart)}  {found_text(together)}", flush=True)
+def replay_text(dataset: Path) -> str:
+    """How much longer steps come out that are replayed without a change."""
+    from tracepipe.dataset.places import Dataset
+    from tracepipe.errors import TracepipeError
+    from tracepipe.ranks.engine import opened
+    from tracepipe.ranks.job import Job
+
+    of_all = Dataset.opened(str(dataset))
+    with opened("duckdb", of_all) as engine:
+        try:
+            return f"replayed {100 * Job(engine, of_all).costs.replay.error:+.2f}%"
+        except TracepipeError as refusal:
+            return f"not replayed: {refusal.message}"
+
+
+def judge(place: Path, slow: str) -> None:
+    """Print the lines of a run."""
+    steps = json.loads((place / "steps.json").read_text())
+    ms, usual_ms = ({how: of[kind] for how, of in steps.items()} for kind in (slow, "nothing"))
+    with tempfile.TemporaryDirectory() as made:
+        together, apart = Path(made, "together"), Path(made, "apart")
+        begins = time.perf_counter()
+        ran("dataset", "build", place / slow, "-o", together)
+        built_s = time.perf_counter() - begins
+        size, rows = (
+            sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            for folder in (together, place / slow)
+        )
+        report = json.loads(ran("ranks", together, "--json", "--top", 0))
+        ran("dataset", "build", on_own_hosts(place / slow, Path(made, "runs")), "-o", apart)
+        longer = ", ".join(f"{how} {ms[how] - usual_ms[how]:+.2f}" for how in ms)
+        found = "; ".join(slow_text(one) for one in report["slow"]) or "none"
+        groups = sorted({(one["which"], one["process_group"]) for one in report["collectives"]})
+        print(
+            f"{place.name}, slow: {slow}\n"
+            f"  steps   never recorded {ms['never recorded']:.2f} ms, recorded {ms['recorded']:.2f} "
+            f"({ms['recorded'] / ms['never recorded']:.3f}); {replay_text(together)}\n"
+            f"  found   {found}; longer by {longer} ms\n"
+            f"  clocks  {clocks_text(apart)}\n"
+            f"  groups  {'; '.join(f'{which} {group!r}' for which, group in groups)}\n"
+            f"  dataset {size / 1e6:.1f} MB of {rows / 1e6:.1f}, built in {built_s:.1f} s",
+            flush=True,
+        )
+        for note in report["notes"]:
+            print(f"  note    {note}", flush=True)
 
 
 def main() -> None:
     """Record, judge, or both."""
     if sys.argv[1:2] == ["train"]:
-        train(sys.argv[2], Path(sys.argv[3]) if sys.argv[3:] else None)
+        train(sys.argv[2], sys.argv[3], Path(sys.argv[4]) if sys.argv[4:] else None)
+        return
+    if sys.argv[1:2] == ["hog"]:
+        copy_on(int(sys.argv[2]))
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", nargs="?", choices=("record", "judge", "both"), default="both")
     parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--one-gpu", action="store_true")
     parser.add_argument("--windows", type=int, default=0)
@@ -237,10 +341,12 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = given.folder or Path(made)
-        if given.what != "judge":
-            record(folder, given.ranks, given.windows, one_gpu=given.one_gpu, profiler=given.profiler)
-        if given.what != "record":
-            judge(folder)
+        for job in given.jobs:
+            if given.what != "judge":
+                record(folder, job, given)
+            if given.what != "record":
+                for slow in SLOW:
+                    judge(folder / job, slow)
 
 
 if __name__ == "__main__":

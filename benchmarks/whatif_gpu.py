@@ -5,7 +5,8 @@
 
 Needs PyTorch and a GPU for each rank; ends with 3 without. Each job trains a model under `tracepipe capture`,
 in steps that have something extra in turns, each extra part in a range. Jobs of several ranks record each
-rank, and the last one does what is extra. The host decides how long the steps of `small-…` take, and the GPUs
+rank, and the last one does what is extra. `tensor` divides the model among pairs of ranks, and the batch
+among the pairs. The host decides how long the steps of `small-…` take, and the GPUs
 those of the others. With `--slow` all steps have this extra part, without a range; `--slow none` has none.
 
 Each rank prints the medians of its steps, by what they had extra. Then the job is judged; a line has: the
@@ -79,8 +80,8 @@ def model_of(name: str) -> tuple[Any, Any]:
     return torch.compile(model) if name == "compiled" else model, x
 
 
-def gpt_of(ranks: int) -> list[Any]:
-    """Layers of a GPT, whose heads and inner width are divided among ranks."""
+def gpt_of(ranks: int = 1, group: Any = None) -> list[Any]:
+    """Layers of a GPT, whose heads and inner width are divided among the ranks of a group."""
     import torch
     from torch import distributed, nn
 
@@ -94,7 +95,7 @@ def gpt_of(ranks: int) -> list[Any]:
         @staticmethod
         def backward(_: Any, gradient: Any) -> Any:
             gradient = gradient.contiguous()
-            distributed.all_reduce(gradient)
+            distributed.all_reduce(gradient, group=group)
             return gradient
 
     class Added(torch.autograd.Function):
@@ -102,7 +103,7 @@ def gpt_of(ranks: int) -> list[Any]:
 
         @staticmethod
         def forward(_: Any, x: Any) -> Any:
-            distributed.all_reduce(x)
+            distributed.all_reduce(x, group=group)
             return x
 
         @staticmethod
@@ -215,8 +216,17 @@ def pipeline_step(layers: list[Any], x: Any, rank: int, ranks: int) -> Step:
     return step
 
 
-def step_of(name: str, rank: int, ranks: int) -> Step:
-    """The steps of a job."""
+def pairs_of(rank: int, ranks: int) -> tuple[Any, Any]:
+    """The groups of a rank: its pair, and those of all pairs that have the same part of the model."""
+    from torch.distributed import new_group
+
+    pairs = [new_group([first, first + 1]) for first in range(0, ranks, 2)]
+    across = [new_group(list(range(part, ranks, 2))) for part in (0, 1)]
+    return pairs[rank // 2], across[rank % 2]
+
+
+def step_of(name: str, rank: int, ranks: int, batch: int = 0) -> Step:
+    """The steps of a job, with batches of its own size or of another one."""
     import torch
     from torch.distributed.fsdp import fully_shard
 
@@ -225,14 +235,15 @@ def step_of(name: str, rank: int, ranks: int) -> Step:
         return streams_step(name)
     if name in MODELS:
         return plain_step(*model_of(name))
-    layers = gpt_of(ranks if kind == "tensor" else 1)
-    batch = 4 if name != kind else 96 if kind == "ddp" else 288
+    batch = batch or (4 if name != kind else 96 if kind == "ddp" else 288)
     x = torch.randn(batch, 256, 1024, device="cuda", dtype=torch.bfloat16)
+    pair, across = pairs_of(rank, ranks) if kind == "tensor" else (None, None)
+    layers = gpt_of(2, pair) if pair else gpt_of()
     if kind == "pipeline":
         return pipeline_step(layers, x, rank, ranks)
     model: Any = torch.nn.Sequential(*layers)
-    if kind == "ddp":
-        model = torch.nn.parallel.DistributedDataParallel(model)
+    if kind == "ddp" or (kind == "tensor" and ranks > 2):
+        model = torch.nn.parallel.DistributedDataParallel(model, process_group=across)
     if kind == "fsdp":
         for layer in layers:
             fully_shard(layer)

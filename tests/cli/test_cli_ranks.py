@@ -57,6 +57,12 @@ def test_the_slow_ranks_are_found_and_no_other(tables: dict[str, Any]) -> None:
     assert found == {("1", "GPU"), ("6", "data loading"), ("11", "link")}
 
 
+def test_a_link_that_is_crowded_at_times_is_slow(tmp_path: Path) -> None:
+    """Some of its transfers are as short as those of the others."""
+    found = asked(made(tmp_path, {11: "crowded link"}))
+    assert [(one["ranks"], one["slow"]) for one in found["slow"]] == [("11", "link")]
+
+
 def test_a_slow_gpu_has_its_clock_where_counters_were_recorded(tmp_path: Path) -> None:
     job = SimulatedJob(1, 4, faults={1: "gpu"})
     job.write(tmp_path / "runs")

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-Fault = Literal["gpu", "loader", "link"]
+Fault = Literal["gpu", "loader", "link", "crowded link"]
+"""What is slow: a crowded link is slow for two of three transfers."""
 _EPOCH_NS = 1_795_000_000_000_000_000
 _COMPUTE_NS, _LOADING_NS, _SLOW_LOADING_NS = 12_000_000, 300_000, 9_000_000
 _TRANSFERS_NS = {"host": 40_000, "number": 300_000, "all": 60_000}
@@ -144,7 +145,9 @@ class SimulatedJob:
         counts[kind] = counts.get(kind, 0) + 1
         for group in range(int(groups.max()) + 1):
             members = np.flatnonzero(groups == group)
-            is_slow = kind != "all" and any(self.faults.get(rank) == "link" for rank in members.tolist())
+            faults = {self.faults.get(rank) for rank in members.tolist()}
+            is_crowded = "crowded link" in faults and counts[kind] % 3 > 0
+            is_slow = kind != "all" and ("link" in faults or is_crowded)
             transfer_ns = _TRANSFERS_NS[kind] * (3 if is_slow else 1)
             last_ns = int(now_ns[members].max())
             ends_ns[members] = (

@@ -148,13 +148,16 @@ def test_ranks_that_do_other_work_are_not_compared() -> None:
     assert found_in(noisy(1, 1, 10, 0.1)) == []
 
 
-def links(shortest: dict[str, int], members: dict[str, tuple[int, ...]]) -> list[Straggler]:
-    """Of groups that ran ten all-gathers each: their shortest transfers, and their ranks."""
-    count, of = len(shortest), [(group, rank) for group, ranks in members.items() for rank in ranks]
+def links(
+    usual_ns: dict[str, int], members: dict[str, tuple[int, ...]], counts: dict[str, int] | None = None
+) -> list[Straggler]:
+    """Of groups that ran ten all-gathers each, or so many: their usual transfers, and their ranks."""
+    count, of = len(usual_ns), [(group, rank) for group, ranks in members.items() for rank in ranks]
     groups = {
-        "operation": np.full(count, "all_gather"), "process_group": np.array([*shortest], object),
-        "group_size": np.full(count, 4), "elements": np.zeros(count), "collectives": np.full(count, 10),
-        "shortest_ns": np.array([*shortest.values()]),
+        "operation": np.full(count, "all_gather"), "process_group": np.array([*usual_ns], object),
+        "group_size": np.full(count, 4), "elements": np.zeros(count),
+        "collectives": np.array([(counts or {}).get(group, 10) for group in usual_ns]),
+        "usual_ns": np.array([*usual_ns.values()]),
     }  # fmt: skip
     own = {
         "operation": np.full(len(of), "all_gather"), "process_group": np.array([group for group, _ in of]),
@@ -198,6 +201,15 @@ def test_two_slow_links_of_one_row_are_distinguished_from_the_rest() -> None:
 
 def test_a_slow_group_whose_ranks_are_in_fast_ones_has_no_slow_link() -> None:
     assert links(grid("row0"), GRID) == []
+
+
+def test_what_a_group_transferred_once_at_its_start_does_not_clear_a_link() -> None:
+    """Rank 6 is also in a group that is as fast as one like it, with a hundredth of the transfers."""
+    members = GRID | {"start0": (6, 7), "start1": (8, 9)}
+    counts = dict.fromkeys(GRID, 1_000) | {"start0": 1, "start1": 1}
+    (one,) = links(grid("row1", "column2") | {"start0": 1_000, "start1": 1_000}, members, counts)
+    assert one.ranks == (6,)
+    assert links(grid("row1", "column2") | {"start0": 1_000, "start1": 1_000}, members) == []
 
 
 def test_a_group_without_others_like_it_is_not_judged() -> None:

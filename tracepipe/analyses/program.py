@@ -317,6 +317,18 @@ def _inferred(program: Program) -> tuple[Int64s, Int64s]:
     place[rows] = np.arange(len(rows))
     later, earlier = program.after[program.what[program.after[:, 0]] != WAIT].T
     np.maximum.at(ready_ns, place[later], program.end_ns[earlier])
+    _, number = np.unique(
+        np.stack([program.key[rows], program.nth[rows], stream]), axis=1, return_inverse=True
+    )
+    number, places = number.reshape(-1), np.arange(len(rows))
+    computes, communicates = (program.what[rows] == what for what in (COMPUTE, COMMUNICATION))
+    # A library of communication lets its stream wait for what was launched before, as PyTorch's does.
+    before = np.maximum.accumulate(np.where(computes, places, NONE))
+    after = np.flatnonzero(communicates & (before != NONE) & (stream[before] != stream))
+    sooner = starts_ns[after] < ends_ns[before[after]] - _EARLY_NS
+    after = after[~np.isin(number[after], number[after[sooner]])]
+    given = np.stack([rows[after], rows[before[after]]], axis=1)
+    ready_ns[after] = np.maximum(ready_ns[after], ends_ns[before[after]])
     is_late = (starts_ns - ready_ns > _TIGHT_NS) & (program.step[rows] != NONE)
     # The last work to end when each begins, and the last on another stream to begin.
     by_end, by_start = (np.argsort(times_ns, kind="stable") for times_ns in (ends_ns, starts_ns))
@@ -325,14 +337,10 @@ def _inferred(program: Program) -> tuple[Int64s, Int64s]:
     firsts = run_starts(stream[by_start])
     spread = np.repeat(firsts, np.diff(firsts, append=len(rows)))
     last_start[by_start] = by_start[np.maximum(spread - 1, 0)]
-    _, number = np.unique(
-        np.stack([program.key[rows], program.nth[rows], stream]), axis=1, return_inverse=True
-    )
-    number, step = number.reshape(-1), program.step[rows]
-    pairs, lags_ns, explained = [np.zeros((0, 2), np.int64)], [np.zeros(0, np.int64)], set[int]()
-    computes, place, of_number = program.what[rows] == COMPUTE, np.arange(len(rows)), RowsByNumber(number)
+    step, of_number, explained = program.step[rows], RowsByNumber(number), set[int]()
+    pairs, lags_ns = [given], [np.full(len(given), TYPICAL)]
     for at, is_near, for_room in (
-        (last_end, (starts_ns - ends_ns[last_end] < _TIGHT_NS) & (last_end < place), False),
+        (last_end, (starts_ns - ends_ns[last_end] < _TIGHT_NS) & (last_end < places), False),
         (last_start, (starts_ns < ends_ns[last_start] + _TIGHT_NS) & computes & computes[last_start], True),
     ):
         is_waiting = is_late & is_near & (starts_ns[at] < starts_ns) & (stream[at] != stream)

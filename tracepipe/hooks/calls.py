@@ -19,7 +19,8 @@ _NAMING: Final = ("GetFunction", "GetKernel", "GetFuncBySymbol", "RegisterFuncti
 _EXPORTING: Final = ("IpcGet",)
 """They create something, despite the word in their names."""
 _ASKING: Final = ("Get", "Peek", "Query", "Occupancy", "IsCapturing", "CanAccess")
-_LAUNCHING: Final = ("Launch", "Memcpy", "Memset", "Synchronize")
+_LAUNCHING: Final = ("Launch", "Memcpy", "Memset", "Synchronize", "EventRecord", "WaitEvent")
+"""They give the GPU work, wait for it, or say which work waits for which."""
 _BUILDING: Final = ("Node",)
 """They add a launch or a copy to a graph, and do not perform it."""
 

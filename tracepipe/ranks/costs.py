@@ -58,14 +58,17 @@ class Costs:
             for row, values in enumerate((steps_ns, us, us.astype(np.float64) ** 2)):
                 sums[row] += np.add.reduceat(values, window.steps_at[:-1])
 
-    def own_times(self, ranks: Columns) -> Columns:
+    def own_times(self, ranks: Columns, *, is_replayed: bool) -> Columns:
         """The columns of `queries.RANKS` about times of COMPARED, as far as the programs tell them: work
         without interference, and, where all have calls, the time of the host, whether its GPU is idle or not.
+        Only a replay tells what of that the GPU hides: without one, that is the time of the idle GPU.
         """
         columns = dict(ranks)
         places = [self.place.get(rank, NONE) for rank in ranks["rank"].tolist()]
         known = np.flatnonzero(np.array(places) != NONE)
         for name, sums in self._sums.items():
+            if not is_replayed and name not in _OF_WORK:
+                continue
             for key, values in zip(
                 (name, *(name.replace("_ns", unit) for unit in ("_us", "_us2"))), sums, strict=True
             ):

@@ -75,15 +75,23 @@ class Job:
 
     @property
     def replayed(self) -> Costs | None:
-        """The same, None where the steps cannot be replayed."""
-        costs, error = self._programs
-        return None if error else costs
+        """The same, None where a replay would say nothing, or something wrong."""
+        return None if self._refusal else self._programs[0]
 
     @property
     def not_replayed(self) -> str:
         """Why the steps cannot be replayed, "" where they can."""
-        error = self._programs[1]
-        return f"{error.message} {error.hint}" if error else ""
+        return f"{self._refusal.message} {self._refusal.hint}" if self._refusal else ""
+
+    @cached_property
+    def _refusal(self) -> TracepipeError | None:
+        costs, error = self._programs
+        if costs is not None and error is None:
+            try:
+                costs.replay.refuse_what_misleads()
+            except TracepipeError as e:
+                return e
+        return error
 
     @cached_property
     def _programs(self) -> tuple[Costs | None, TracepipeError | None]:
@@ -105,7 +113,7 @@ class Job:
     def times(self) -> Columns:
         """The columns of `ranks`, with the own times of the ranks that are compared."""
         costs = self._programs[0]
-        return costs.own_times(self.ranks) if costs else self.ranks
+        return costs.own_times(self.ranks, is_replayed=not self._refusal) if costs else self.ranks
 
     @cached_property
     def aligned(self) -> Aligned:
@@ -124,9 +132,9 @@ class Job:
         """For each of at most PATHS_MOST steps, how long each rank is on its critical path, in ns, without
         transfers.
         """
-        return self._paths.led if self.replayed and self._paths else {}
+        return self._paths.led if self._paths and not self._programs[1] else {}
 
     @property
     def path(self) -> list[Done]:
         """What the ranks did on the critical path of the step, nothing where not all ranks have the step."""
-        return self._paths.path if self.replayed and self._paths else []
+        return self._paths.path if self._paths and not self._programs[1] else []

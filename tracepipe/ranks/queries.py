@@ -117,12 +117,22 @@ with lasts as (
         coalesce(cast(sum(elements) as bigint), 0) as elements, {_sums(["transfer_ns", "waited_ns"])},
         min(transfer_ns) as shortest_ns, max(longest_wait_ns) as longest_wait_ns
     from meetings group by operation, process_group
+), of_size as (
+    select operation, process_group, count(*) as times,
+        cast(percentile_disc(0.5) within group (order by transfer_ns) as bigint) as median_ns
+    from meetings group by operation, process_group, elements
+), typical as (
+    select operation, process_group, cast(sum(times * median_ns) as bigint) as sum_ns
+    from of_size group by operation, process_group
 )
-select met.*, last, last_times from met join most using (operation, process_group)
+select met.*, last, last_times, case when ranks < group_size then shortest_ns else sum_ns // collectives end
+    as usual_ns
+from met join most using (operation, process_group) join typical using (operation, process_group)
 order by operation, process_group
 """
-"""A row for each process group and operation: `collectives`, sums of `meetings`, the shortest transfer, and
-the rank that came last most often.
+"""A row for each process group and operation: `collectives`, sums of `meetings`, the rank that came last most
+often, and `usual_ns`: the mean of the median transfers of each size, or the shortest transfer, if ranks of
+the group were not recorded.
 """
 MEMBERS_OF_GROUPS: Final = """
 select waits.*, group_size from waits join (

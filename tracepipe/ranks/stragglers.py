@@ -44,6 +44,8 @@ _POWER_MAX: Final = 50.0
 _DEVIATION: Final = 1.4826
 _SLOW_TRANSFER: Final = 1.25
 _LEAST_GROUPS: Final = 2
+# Groups with a smaller share of a rank's transfers, such as those of its start, say nothing about its link.
+_OF_TRANSFERS: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +238,19 @@ def slow_links(groups: Columns, members: Columns) -> Iterator[Suspect]:
     """Ranks whose process groups all transfer slower than similar groups. `groups` and `members` have the
     columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`.
 
-    Groups are similar if they run one operation on equally many ranks and elements. Their shortest transfers
-    are compared: if the last rank of a collective is not recorded, the transfer is not known, and seems
-    longer. A slow link slows every group that its rank is in. Other ranks of these groups are in faster ones
-    too, unless each is in one group alone, or there are several slow links: ranks that cannot be
-    distinguished are named together.
+    Groups are similar if they run one operation on equally many ranks and elements. Their median transfers
+    are compared. If the last rank of a collective may not be recorded, its transfer is not known, and seems
+    longer: then it is the shortest ones. A slow link slows every group that its rank is in. Other ranks of
+    these groups are in faster ones too, unless each is in one group alone, or there are several slow links:
+    ranks that cannot be distinguished are named together.
     """
     alike: dict[tuple[str, int, int], list[_Transfers]] = {}
-    names = ("operation", "process_group", "group_size", "elements", "collectives", "shortest_ns")
-    for operation, group, size, elements, count, shortest_ns in rows(groups, *names):
-        one = _Transfers((operation, group), shortest_ns, count)
+    names = ("operation", "process_group", "group_size", "elements", "collectives", "usual_ns")
+    for operation, group, size, elements, count, own_ns in rows(groups, *names):
+        one = _Transfers((operation, group), own_ns, count)
         alike.setdefault((operation, size, round(elements / count)), []).append(one)
     for some in alike.values():
-        every_ns = sorted(one.shortest_ns for one in some)
+        every_ns = sorted(one.own_ns for one in some)
         for one in some:
             one.usual_ns, one.peers = every_ns[(len(some) - 1) // 2], len(some)
     # No group is similar to the group of all ranks.
@@ -257,14 +259,17 @@ def slow_links(groups: Columns, members: Columns) -> Iterator[Suspect]:
     for rank, *key in rows(members, "rank", "operation", "process_group"):
         if (own := compared.get((key[0], key[1]))) is not None:
             of_rank.setdefault(rank, {})[own.group] = own
+    for rank, of in of_rank.items():
+        least_ns = _OF_TRANSFERS * max(one.sum_ns for one in of.values())
+        of_rank[rank] = {group: one for group, one in of.items() if one.sum_ns >= least_ns}
     slow = {rank: own for rank, own in of_rank.items() if all(one.is_slow for one in own.values())}
     for ranks in _together({rank: set(own) for rank, own in slow.items()}):
         shown, rank = min(
             ((one, rank) for rank in ranks for one in slow[rank].values()),
             key=lambda pair: (pair[0].ratio, pair[0].group[1], pair[1]),
         )
-        faster = {one.group: one.usual_ns / max(one.shortest_ns, 1) for one in slow[rank].values()}
-        found = Straggler(tuple(ranks), LINK, shown.shortest_ns, shown.usual_ns, shown.peers)
+        faster = {one.group: one.usual_ns / max(one.own_ns, 1) for one in slow[rank].values()}
+        found = Straggler(tuple(ranks), LINK, shown.own_ns, shown.usual_ns, shown.peers)
         yield Suspect(found, faster=faster)
 
 
@@ -274,21 +279,25 @@ _Group = tuple[str, str]
 
 @dataclass(slots=True)
 class _Transfers:
-    """The shortest of `count` transfers of a group, and the usual one of so many similar groups."""
+    """The usual one of `count` transfers of a group, and that of so many similar groups."""
 
     group: _Group
-    shortest_ns: int
+    own_ns: int
     count: int
     usual_ns: int = 0
     peers: int = 0
 
     @property
+    def sum_ns(self) -> int:
+        return self.own_ns * self.count
+
+    @property
     def ratio(self) -> float:
-        return self.shortest_ns / self.usual_ns if self.usual_ns else math.inf
+        return self.own_ns / self.usual_ns if self.usual_ns else math.inf
 
     @property
     def is_slow(self) -> bool:
-        return self.shortest_ns > _SLOW_TRANSFER * self.usual_ns
+        return self.own_ns > _SLOW_TRANSFER * self.usual_ns
 
 
 def _together(left: dict[int, set[_Group]]) -> Iterator[list[int]]:
