@@ -11,11 +11,16 @@ import numpy as np
 from tracepipe.event.columns import NONE, AnyArray, Int32s, Int64s, Ints
 
 
+def sorted_rows(*columns: AnyArray) -> Int32s:
+    """The indices that sort rows by some columns, the first column first. Equal rows keep their order."""
+    return np.lexsort([_narrow(column) for column in columns[::-1]]).astype(np.int32)
+
+
 def sorted_runs(*columns: AnyArray) -> tuple[Int32s, Int64s]:
-    """The indices that sort rows by some columns, the first column first, and the first index of each run of
-    equal rows among them. Equal rows keep their order.
+    """The indices that sort rows, as in `sorted_rows`, and the first index of each run of equal rows among
+    them.
     """
-    order: Int32s = np.lexsort([_narrow(column) for column in columns[::-1]]).astype(np.int32)
+    order = sorted_rows(*columns)
     return order, run_starts(*(column[order] for column in columns))
 
 

@@ -182,9 +182,9 @@ def _kernel_rows(kernel: KernelWarps, has_namesakes: bool) -> _KernelRows:
     skew: list[int | None] = [None] * 2
     spread: list[int | None] = [None] * 2
     if is_timed:
-        life = [_whole(np.quantile(kernel.life_ns, q)) for q in (0.5, 0.95, 0.99, 1.0)]
+        life = [*map(_whole, np.quantile(kernel.life_ns, (0.5, 0.95, 0.99, 1.0)))]
     if kernel.has_exits and kernel.blocks_known:
-        skew = [_whole(np.quantile(kernel.blocks.skew_ns, q)) for q in (0.5, 0.95)]
+        skew = [*map(_whole, np.quantile(kernel.blocks.skew_ns, (0.5, 0.95)))]
     known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
     if known_ns.size:
         spread = [_whole(np.median(known_ns)), int(known_ns.max())]
@@ -238,8 +238,8 @@ def active_warps(kernel: KernelWarps) -> Floats:
     means = np.empty(BINS)
     for at in range(BINS):
         # A warp is active in a bin for the part of it between entry and exit.
-        active = np.clip(np.minimum(leave, at + 1) - np.maximum(entry, at), 0, None)
-        means[at] = active.sum() / kernel.launches.size
+        active = np.minimum(leave, at + 1) - np.maximum(entry, at)
+        means[at] = np.maximum(active, 0, out=active).sum() / kernel.launches.size
     return means
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
@@ -13,8 +12,6 @@ from tracepipe.libraries import np
 
 MIN_VALUES = 16
 """The least number of values that have a tail."""
-MIN_WAVE = 8
-"""The least number of blocks whose median others are compared with."""
 MIN_GROUP = 8
 """The least number of border blocks, and of inner ones, that form a group."""
 MIN_BLOCKS_OF_SM = 3
@@ -66,7 +63,7 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_border: bool = False)
     launches.
     """
     with_waves = by_wave and kernel.has_entries
-    group = started_together(kernel, by_turn=True) if with_waves else number_rows(kernel.blocks.launch)[0]
+    group = kernel.turn if with_waves else number_rows(kernel.blocks.launch)[0]
     profile_row, first = number_rows(kernel.blocks.block)
     blocks = kernel.blocks.block[first]
     border = at_border(blocks, kernel.grid)
@@ -82,7 +79,7 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_border: bool = False)
 def beyond_others_ns(kernel: KernelWarps, rows: Ints) -> Floats:
     """How much longer each of these rows of `KernelWarps.blocks` took than any other block that started with
     it, in whatever turn: an SM may serve its blocks in another order once, and end as late."""
-    values, wave = block_values(kernel), started_together(kernel)
+    values, wave = block_values(kernel), kernel.wave
     most = np.zeros(int(wave.max()) + 1)
     others = np.ones(values.size, np.bool_)
     others[rows] = False
@@ -109,74 +106,14 @@ def end_delayed_ns(kernel: KernelWarps, rows: Ints, excess_ns: Floats) -> float:
     return float(np.median(delayed[np.unique(launch[rows])]))
 
 
-def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
-    """For each block the number of the wave in which it started, 0, 1, … through all launches. Shape
-    `(blocks,)`.
-
-    The first wave of a launch is the blocks that started before any block of the launch had ended. The second
-    is those of the rest that started before any of the rest had ended, and so on. A wave of a few blocks is
-    joined with the wave before it.
-
-    With `by_turn`, where SMs are known, a wave is divided further: by the order in which its blocks started
-    on their SM, and by how many of them the SM had. An overloaded SM serves its oldest block first: on an
-    H200, the four blocks of an SM, of a kernel of multiplications, entered within 0.7 µs and took 8.6, 13.4,
-    18.5 and 23.2 µs, in every launch.
-    """
-    blocks = kernel.blocks
-    wave: Ints = np.empty(blocks.block.size, np.int32)
-    number = -1
-    for first, last in pairwise(kernel.block_bounds.tolist()):
-        number += 1
-        wave[first:last] = number
-        if last - first > MIN_WAVE:
-            number = _waves(blocks.entry_ns[first:last], blocks.end_ns[first:last], wave[first:last])
-        if by_turn and kernel.has_sms:
-            number = _turns(blocks.sm[first:last], blocks.entry_ns[first:last], wave[first:last])
-    return wave
-
-
 def first_wave(kernel: KernelWarps) -> Ints:
     """The rows of `KernelWarps.blocks` that started before any block of their launch had ended; all where
     entries are not known."""
     if not kernel.has_entries:
         return np.arange(kernel.blocks.block.size)
-    wave = started_together(kernel)
-    first = [slice(*ends) for ends in pairwise(kernel.block_bounds.tolist())]
-    return np.concatenate([own.start + np.flatnonzero(wave[own] == wave[own].min()) for own in first])
-
-
-def _waves(entry_ns: Ints, end_ns: Ints, wave: Ints) -> int:
-    """Write the numbers of a launch's waves into `wave`, starting with the number that it contains; return
-    the last number.
-    """
-    number, count = int(wave[0]), wave.size
-    rows = np.argsort(entry_ns, kind="stable")
-    starts_ns, first_end = entry_ns[rows], end_ns[rows][::-1]
-    # For each row the earliest end of it and of the later rows, as ends are in no order.
-    first_end = np.minimum.accumulate(first_end, out=first_end)[::-1]
-    at = 0
-    while at < count:
-        upto = max(int(np.searchsorted(starts_ns, first_end[at], side="left")), at + 1)
-        if count - upto < MIN_WAVE:
-            upto = count
-        number += at > 0 and upto - at >= MIN_WAVE
-        wave[rows[at:upto]] = number
-        at = upto
-    return number
-
-
-def _turns(sm: Ints, entry_ns: Ints, wave: Ints) -> int:
-    """Write the numbers of the turns of a launch's waves into `wave`, starting with the first wave's number;
-    return the last number. Blocks of SMs with more or fewer blocks get other numbers."""
-    first = int(wave.min())
-    rows = np.lexsort((entry_ns, sm, wave))
-    begins = np.flatnonzero(np.diff(wave[rows], prepend=-1) | np.diff(sm[rows], prepend=-1))
-    held = np.diff(begins, append=rows.size)
-    turn = np.arange(rows.size) - np.repeat(begins, held)
-    key = (wave[rows] * np.int64(held.max() + 1) + np.repeat(held, held)) * np.int64(held.max()) + turn
-    _, numbers = np.unique(key, return_inverse=True)
-    wave[rows] = first + numbers
-    return first + int(numbers.max())
+    # The waves of a launch follow those of the launch before.
+    first = np.minimum.reduceat(kernel.wave, kernel.block_bounds[:-1])
+    return np.flatnonzero(kernel.wave == np.repeat(first, np.diff(kernel.block_bounds)))
 
 
 def without_medians(values: Floats, groups: Ints) -> Floats:

@@ -11,16 +11,14 @@ from tracepipe.analyses.findings import statistics
 from tracepipe.analyses.findings.block_times import (
     MIN_BLOCKS_OF_SM,
     MIN_GROUP,
-    MIN_WAVE,
     BlockLateness,
     block_values,
     lacks_blocks,
     lateness,
-    started_together,
     without_medians,
 )
 from tracepipe.analyses.findings.finding import MIN_SM_SHARE, Finding, confidence, listed, percent
-from tracepipe.analyses.findings.kernel_warps import MAX_BLOCKS, KernelWarps, evenly, sample
+from tracepipe.analyses.findings.kernel_warps import MAX_BLOCKS, MIN_WAVE, KernelWarps, evenly, sample
 from tracepipe.analyses.findings.statistics import (
     LateClass,
     late_class_in_rows,
@@ -111,7 +109,7 @@ def heavy(kernel: KernelWarps, late: BlockLateness) -> list[Finding]:
     """Return a finding about scattered blocks that take several times as long as those that started with
     them. They are counted; no p value is needed.
     """
-    values, group = block_values(kernel), started_together(kernel, by_turn=True)
+    values, group = block_values(kernel), kernel.turn
     usual = np.maximum(medians_by(values, group), 1.0)
     times = medians_by(values / usual[group], late.profile_row)
     least = HEAVY if kernel.launches.size > 2 else HEAVY_ONCE
@@ -181,16 +179,18 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
         return []
     rows = sample(np.arange(kernel.blocks.sm.size), MAX_BLOCKS)
     sms, sm = np.unique(kernel.blocks.sm[rows], return_inverse=True)
-    _, launch = np.unique(kernel.blocks.launch[rows], return_inverse=True)
     lateness_ns = late.rows_ns[rows]
-    scores = score_rows(ranks_in_rows(lateness_ns, launch), launch, sm, sms.size)
     pairs = np.unique(sm * np.int64(late.blocks.size) + late.profile_row[rows])
     distinct = np.bincount(pairs // late.blocks.size, minlength=sms.size)
     delays = medians_by(lateness_ns, sm)
     life = float(np.median(block_values(kernel)))
+    slow = (distinct >= MIN_BLOCKS_OF_SM) & (delays >= max(MIN_SM_SHARE * life, kernel.least_ns))
+    if not slow.any():
+        return []
+    _, launch = np.unique(kernel.blocks.launch[rows], return_inverse=True)
+    scores = score_rows(ranks_in_rows(lateness_ns, launch), launch, sm, sms.size)
     p_values = np.minimum(1.0, statistics.normal_above(scores) * sms.size)
-    slow = (p_values <= alpha) & (distinct >= MIN_BLOCKS_OF_SM)
-    slow &= delays >= max(MIN_SM_SHARE * life, kernel.least_ns)
+    slow &= p_values <= alpha
     if not slow.any() or slow.mean() > MOST_SMS_SHARE:
         return []
     which = sms[slow].tolist()

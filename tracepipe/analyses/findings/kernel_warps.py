@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from tracepipe.analyses.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
 from tracepipe.event.columns import Bools, Floats, Int64s, Ints, distinct
-from tracepipe.event.groups import run_starts, sorted_runs
+from tracepipe.event.groups import number_rows, run_starts, sorted_rows
 from tracepipe.libraries import np
 
 MAX_ROWS = 4096
@@ -39,6 +40,8 @@ def evenly(count: int, most: int) -> Int64s:
 NOT_RECORDED = -(1 << 63)
 LANES = 32
 
+MIN_WAVE = 8
+"""The least number of blocks whose median others are compared with."""
 MAX_WARPS = 32
 """The most warps of a block: 1024 threads."""
 _FEW_STEPS = 15
@@ -261,6 +264,55 @@ class KernelWarps:
         return np.append(np.searchsorted(starts, self.launch_starts), starts.size)
 
     @cached_property
+    def wave(self) -> Ints:
+        """For each row of `blocks` the number of the wave in which it started, 0, 1, … through all launches.
+        Entries must be known.
+
+        The first wave of a launch is the blocks that started before any block of the launch had ended. The
+        second is those of the rest that started before any of the rest had ended, and so on. A wave of a few
+        blocks is joined with the wave before it.
+        """
+        bounds, count = self.block_bounds, self.blocks.block.size
+        rows, upto = np.empty(count, np.int64), np.empty(count, np.int64)
+        for first, last in pairwise(bounds.tolist()):
+            own = first + np.argsort(self.blocks.entry_ns[first:last], kind="stable")
+            # For each row the earliest end of it and of the later rows, as ends are in no order.
+            first_end = np.minimum.accumulate(self.blocks.end_ns[own[::-1]])[::-1]
+            rows[first:last] = own
+            upto[first:last] = first + np.searchsorted(self.blocks.entry_ns[own], first_end)
+        last_row = np.repeat(bounds[1:], np.diff(bounds))
+        upto = np.maximum(upto, np.arange(1, count + 1))
+        ends = np.where(last_row - upto < MIN_WAVE, last_row, upto).tolist()
+        begins = np.zeros(count, np.int32)
+        begins[bounds[:-1]], at = 1, 0
+        while at < count:
+            if ends[at] - at >= MIN_WAVE:
+                begins[at] = 1
+            at = ends[at]
+        wave = np.empty(count, np.int32)
+        wave[rows] = np.cumsum(begins) - 1
+        return wave
+
+    @cached_property
+    def turn(self) -> Ints:
+        """The numbers of `wave` where SMs are not known. Else a wave is divided further: by the order in
+        which its blocks started on their SM, and by how many of them the SM had.
+
+        An overloaded SM serves its oldest block first: on an H200, the four blocks of an SM, of a kernel of
+        multiplications, entered within 0.7 µs and took 8.6, 13.4, 18.5 and 23.2 µs, in every launch.
+        """
+        if not self.has_sms:
+            return self.wave
+        rows = sorted_rows(self.wave, self.blocks.sm, self.blocks.entry_ns)
+        wave = self.wave[rows]
+        begins = run_starts(wave, self.blocks.sm[rows])
+        held = np.diff(begins, append=rows.size)
+        numbers, _ = number_rows(wave, np.repeat(held, held), np.arange(rows.size) - np.repeat(begins, held))
+        turn = np.empty(rows.size, np.int32)
+        turn[rows] = numbers
+        return turn
+
+    @cached_property
     def diverges(self) -> Bools:
         """Flags the warps whose lanes did not all exit at the same reading of the clock."""
         later: Bools = self.last_exit_ns > self.first_exit_ns
@@ -333,7 +385,7 @@ def sort_warps(warps: KernelWarps) -> KernelWarps:
     launch, exit_warp = warps.launch, warps.exit_warp
     has_exit = np.full(launch.size, not exit_warp.size)
     has_exit[exit_warp] = True
-    order, _ = sorted_runs(launch, warps.block, warps.warp)
+    order = sorted_rows(launch, warps.block, warps.warp)
     order = order[has_exit[order]]
     place = np.full(launch.size, -1)
     place[order] = np.arange(order.size)

@@ -33,7 +33,7 @@ _LATEST_NS = (1 << 63) - 1
 # What stands for values that are not known.
 _UNKNOWN = {
     "warp": 0, "sm": NOT_RECORDED, "entry_ns": NOT_RECORDED, "last_exit_ns": 0, "exits": 0,
-    "entry_mask": FULL_MASK, "block_index": NOT_RECORDED, "warp_in_block": NOT_RECORDED,
+    "entry_mask": FULL_MASK, "warp_in_block": NOT_RECORDED,
 }  # fmt: skip
 
 
@@ -136,7 +136,8 @@ def _of_records(run: Run, kernel: dict[str, Any], rows: Ints, exit_rows: Ints) -
 
     def column(name: str) -> Ints:
         values, known = table.column(name, rows)
-        found: Ints = np.where(known, values.astype(np.int64), _UNKNOWN[name])
+        found: Ints = values.astype(np.int64)
+        found[~known] = _UNKNOWN[name]
         return found
 
     of_exit, exit_ns, exit_mask = (of[exit_rows] for of in table.exit_columns())
@@ -149,14 +150,16 @@ def _of_records(run: Run, kernel: dict[str, Any], rows: Ints, exit_rows: Ints) -
     launch, has_launch = table.column("launch", rows)
     launch = np.where(has_launch, launch, 0)
     # A launch id may be reused: the second occurrence of a warp belongs to another launch.
-    number, first = number_rows(launch, count_earlier(launch, has_launch, column("warp")))
-    blocks_known = bool(table.column("block_index", rows)[1].all())
+    warp = column("warp")
+    number, first = number_rows(launch, count_earlier(launch, has_launch, warp))
+    block, has_block = table.column("block_index", rows)
+    blocks_known = bool(has_block.all())
     unsorted = KernelWarps(
         kernel["name"],
         _three(kernel["grid"]),
         launch=number,
-        block=column("block_index") if blocks_known else np.zeros(len(rows), np.int64),
-        warp=column("warp_in_block" if blocks_known else "warp"),
+        block=block.astype(np.int64) if blocks_known else np.zeros(len(rows), np.int64),
+        warp=column("warp_in_block") if blocks_known else warp,
         sm=column("sm"),
         entry_ns=column("entry_ns"),
         exit_warp=np.concatenate([single, several]),

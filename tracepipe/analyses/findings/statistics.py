@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tracepipe.event.columns import AnyArray, Bools, Floats, Ints
-from tracepipe.event.groups import number_rows, sorted_runs
+from tracepipe.event.groups import number_rows, sorted_rows, sorted_runs
 from tracepipe.libraries import np, special
 
 # With less skewness, a Pearson distribution equals a normal one within the precision of a float.
@@ -254,6 +254,6 @@ def medians_by(values: Floats, groups: Ints) -> Floats:
     least once."""
     counts = np.bincount(groups)
     first = np.cumsum(counts) - counts
-    ordered = values[np.lexsort((values, groups))]
+    ordered = values[sorted_rows(groups, values)]
     medians: Floats = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
     return medians

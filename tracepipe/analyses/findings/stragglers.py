@@ -77,6 +77,10 @@ def beyond_the_tail(values: Floats, step: float, least: float) -> Outlying | Non
     """
     if values.size < MIN_VALUES:
         return None
+    # The random offsets of `_tail` move neither a value nor the median by more than half a step.
+    middle = (values.size - 1) // 2
+    if values.max() - np.partition(values, middle)[middle] < least - step:
+        return None
     order, excess, far_ns = _tail(values, step)
     far = int((far_ns >= least).sum())
     p_values = [
@@ -207,7 +211,7 @@ def _single_launches(
     kernel: KernelWarps, late: BlockLateness, is_reported: Bools | None, alpha: float
 ) -> list[Finding]:
     """Findings about launches in which blocks are late that are not late in general."""
-    own = late.rows_ns
+    own, step_ns, least_ns = late.rows_ns, float(kernel.clock_step_ns), least_excess_ns(kernel)
     # With two launches the median is between both, and nothing can be subtracted. A block that is usually
     # earlier than others is not late where it is not.
     if kernel.launches.size > 2:
@@ -223,11 +227,11 @@ def _single_launches(
             if is_reported is None
             else first + np.flatnonzero(~is_reported[first:last])
         )
-        found = beyond_the_tail(own[rows], float(kernel.clock_step_ns), least_excess_ns(kernel))
+        found = beyond_the_tail(own[rows], step_ns, least_ns)
         if found is not None and found.p_value * kernel.launches.size <= alpha:
             p_value = found.p_value * kernel.launches.size
             late_rows = rows[found.indices]
-            if own[late_rows].min() >= least_excess_ns(kernel):
+            if own[late_rows].min() >= least_ns:
                 candidates.append(
                     (p_value, kernel.launch_id(launch), Outlying(found.indices, p_value), late_rows)
                 )

@@ -198,15 +198,15 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
     ranks = statistics.ranks_in_rows(times.reshape(-1), np.repeat(np.arange(rows), warps)).reshape(rows, -1)
     index = np.arange(warps) - (warps - 1) / 2
     correlation = float((ranks @ index).mean() / (index @ index))
-    # With few warps in few blocks, the p value cannot be below the chance of one order among all.
-    least_p = math.exp(-rows * math.lgamma(warps + 1))
-    p_value = max(float(statistics.normal_above(correlation * np.sqrt((warps - 1) * rows))), least_p)
     span = float(np.median(times[:, -1] - times[:, 0]))
     step = span / (warps - 1)
     least = kernel.least_ns if kernel.has_entries else MIN_EXIT_ONLY_NS
-    if p_value > alpha or correlation < MIN_ORDER or step < least:
+    if correlation < MIN_ORDER or step < least or span < MIN_IN_ORDER_SHARE * kernel.warp_scale_ns:
         return []
-    if span < MIN_IN_ORDER_SHARE * kernel.warp_scale_ns:
+    # With few warps in few blocks, the p value cannot be below the chance of one order among all.
+    least_p = math.exp(-rows * math.lgamma(warps + 1))
+    p_value = max(float(statistics.normal_above(correlation * np.sqrt((warps - 1) * rows))), least_p)
+    if p_value > alpha:
         return []
     evidence = (
         f"The {warps} warps of a block exit one after the other, {duration_text(step)} apart, "
