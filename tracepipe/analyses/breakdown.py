@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracepipe.analyses.gpu_work import LaunchCalls
 from tracepipe.analyses.nesting import nearest_of_some
 from tracepipe.event.columns import NONE, Int64s, Ints, distinct
-from tracepipe.event.groups import RowsByNumber
+from tracepipe.event.groups import RowsByNumber, sorted_rows
 from tracepipe.event.intervals import Stretches, nothing
 from tracepipe.event.origins import is_process
 from tracepipe.event.vocabulary import PYTHON_LAYERS, RUNNING
@@ -51,36 +51,40 @@ class Breakdown:
         self._thread, first = run.shapes.threads
         names = run.shapes.column("name")
         is_ioctl = names == run.shapes.number_of("name", "ioctl")
-        self._shapes = {
+        shapes = {
             HOOKED: np.ones(len(names), np.bool_),
             "ioctl": is_ioctl,
             "other system calls": ~is_ioctl,
             "driver": np.ones(len(names), np.bool_),
             OFF_CPU: names == run.shapes.number_of("name", RUNNING),
         }
-        layers = {layer for layer in _LAYER_OF if len(self._rows_of(layer))}
+        # The rows of each part that are not instants.
+        rows_of = {
+            layer: np.flatnonzero((of.kind != INSTANT) & shapes[layer][of.shape])
+            for layer, table in _LAYER_OF.items()
+            for of in (run.layer(table),)
+        }
+        layers = {layer for layer, of in rows_of.items() if len(of)}
         if layers & {"ioctl", "other system calls"}:
             layers |= {"ioctl", "other system calls"}
         self.recorded = [layer for layer in PARTS if layer == "itself" or layer in layers]
-        # For each thread whether it ever ran, and the first and the last time at which it ran.
-        running, ran = run.layer("scheduler"), self._rows_of(OFF_CPU)
-        self._is_scheduled = np.zeros(len(first), np.bool_)
-        self._is_scheduled[self._thread[running.shape[ran]]] = True
+        # For each thread whether it ran, and the first and the last time at which it ran.
+        running, ran = run.layer("scheduler"), rows_of[OFF_CPU]
+        is_scheduled = np.zeros(len(first), np.bool_)
+        is_scheduled[self._thread[running.shape[ran]]] = True
         ran = ran[running.end_ns[ran] > running.start_ns[ran]]
         thread = self._thread[running.shape[ran]]
         self._first_ns = np.full(len(first), np.iinfo(np.int64).max)
         self._last_ns = np.full(len(first), np.iinfo(np.int64).min)
         np.minimum.at(self._first_ns, thread, running.start_ns[ran])
         np.maximum.at(self._last_ns, thread, running.end_ns[ran])
-        self._ns = self._split()
+        self._lengths_ns = self._layer.end_ns[rows] - self._layer.start_ns[rows]
+        # For each call whether it is known when its thread ran.
+        self._is_scheduled = is_scheduled[self._thread[self._layer.shape[rows]]]
+        self._ns = self._split(rows_of)
         self._add_gpu()
 
-    def _rows_of(self, layer: str) -> Int64s:
-        """The rows of a part that are not instants. Shape `(n,)`."""
-        of = self._run.layer(_LAYER_OF[layer])
-        return np.flatnonzero((of.kind != INSTANT) & self._shapes[layer][of.shape])
-
-    def _split(self) -> dict[str, Int64s]:
+    def _split(self, rows_of: dict[str, Int64s]) -> dict[str, Int64s]:
         """The time of the calls in ns, in columns of shape `(rows,)`: for each of `PARTS` without inner
         parts, and as "… inclusive" with them. The exclusive times add up to the lengths of the calls.
         """
@@ -95,7 +99,8 @@ class Breakdown:
         spans = {}
         for layer in PARTS[1:]:
             of = self._run.layer(_LAYER_OF[layer])
-            some = self._hooked() if layer == HOOKED else self._rows_of(layer)
+            some = rows_of[layer]
+            some = self._hooked() if layer == HOOKED and len(some) else some
             some = some[(of.end_ns[some] > begin_ns) & (of.start_ns[some] < end_ns)]
             start, end = (np.clip(ns[some], begin_ns, end_ns) for ns in (of.start_ns, of.end_ns))
             spans[layer] = self._thread[of.shape[some]], start, end
@@ -106,9 +111,10 @@ class Breakdown:
         at_once = max(1, _LINE_NS // distance)
 
         def on_line(threads: Ints, thread: Ints, *times_ns: Int64s) -> tuple[Int64s, ...]:
-            """The indices of the spans of some threads, and their times on the line."""
+            """The indices of the spans of some threads, in their order on the line, and their times on it."""
             at = np.minimum(np.searchsorted(threads, thread), len(threads) - 1)
             some = np.flatnonzero(threads[at] == thread)
+            some = some[sorted_rows(at[some])]
             return some, *(at[some] * distance + 1 + ns[some] - begin_ns for ns in times_ns)
 
         for first in range(0, len(every), at_once):
@@ -126,12 +132,17 @@ class Breakdown:
                     _, from_, until = on_line(threads, threads, *ran)
                     before = Stretches(begins, from_)
                     stretches = stretches.joined(before).joined(Stretches(until, begins + distance)).gaps()
-                covered = covered.joined(stretches)
-                now_ns = covered.covered_ns(start, end)
+                if not len(stretches.start_ns):
+                    continue
+                now_ns = own_ns = stretches.covered_ns(start, end)
+                if len(covered.start_ns):
+                    stretches = covered.joined(stretches)
+                    now_ns = stretches.covered_ns(start, end)
+                covered = stretches
                 found[layer][places] = now_ns - inside_ns
-                found[f"{layer} inclusive"][places] = stretches.covered_ns(start, end)
+                found[f"{layer} inclusive"][places] = own_ns
                 inside_ns = now_ns
-        found["itself"] = ends_ns - starts_ns - sum(found[layer] for layer in PARTS[1:])
+        found["itself"] = self._lengths_ns - sum(found[layer] for layer in PARTS[1:])
         return found
 
     def _hooked(self) -> Int64s:
@@ -161,8 +172,7 @@ class Breakdown:
 
     def lengths_ns(self, some: Ints) -> Int64s:
         """The lengths of the calls at some places. Shapes `(n,)`."""
-        rows = self._rows[some]
-        lengths_ns: Int64s = self._layer.end_ns[rows] - self._layer.start_ns[rows]
+        lengths_ns: Int64s = self._lengths_ns[some]
         return lengths_ns
 
     def known_ns(self, what: str, some: Ints) -> Int64s:
@@ -173,7 +183,7 @@ class Breakdown:
         if layer == GPU:
             some = some[self._has_gpu[some]]
         elif layer == OFF_CPU:
-            some = some[self._is_scheduled[self._thread[self._layer.shape[self._rows[some]]]]]
+            some = some[self._is_scheduled[some]]
         elif layer not in self.recorded:
             some = some[:0]
         known_ns: Int64s = self._ns[what][some]
