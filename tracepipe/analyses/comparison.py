@@ -230,7 +230,7 @@ class Changes:
         self.comparison = Comparison(*sizes, alpha)
         # The names of each kind, with their numbers.
         self._names: dict[Kind, dict[str, int]] = {kind: {} for kind in KINDS}
-        self._added: list[tuple[int, Kind, list[int], dict[str, Any]]] = []
+        self._added: list[tuple[Sequence[int], Kind, list[int], dict[str, Any]]] = []
         # The first row of each kind; the rows of a kind follow those of the kind before.
         self._starts: list[int] = []
         self._keys: list[Key] = []
@@ -242,12 +242,12 @@ class Changes:
         differ by more than the spread; where enough recordings allow it, only those that do not differ by
         chance. The tail of a row is only flagged where its median is not."""
 
-    def add(self, recording: int, found: dict[Kind, Measured]) -> None:
-        """Add the names of a recording, which may be dropped afterwards."""
+    def add(self, recordings: Sequence[int], found: dict[Kind, Measured]) -> None:
+        """Add the names of a recording, which may be dropped afterwards. It is at each of these places."""
         for kind, of in found.items():
             numbers = self._names[kind]
             rows = [numbers.setdefault(name, len(numbers)) for name in of.names]
-            self._added.append((recording, kind, rows, of.values))
+            self._added.append((recordings, kind, rows, of.values))
 
     def compare(
         self,
@@ -268,11 +268,11 @@ class Changes:
                 self._keys += [(layer, name + suffix) for name in names]
         shape = len(self), sum(self.sizes)
         self._figures = {name: np.full(shape, np.nan if name[0] == "p" else 0.0) for name in MEASURES}
-        for recording, kind, rows, values in self._added:
+        for recordings, kind, rows, values in self._added:
             if kind[0] not in left_out:
-                places = np.array(rows, np.int64) + self._starts[KINDS.index(kind)]
+                places = np.array(rows, np.int64)[:, None] + self._starts[KINDS.index(kind)]
                 for name in MEASURES:
-                    self._figures[name][places, recording] = values[name]
+                    self._figures[name][places, recordings] = values[name][:, None]
         self._added.clear()
         of_totals = np.array([values for _, values in totals], np.float64)
         known = ~np.isnan(of_totals).any(axis=1) & np.array(

@@ -21,7 +21,7 @@ from tracepipe.analyses.findings.statistics import between
 from tracepipe.analyses.findings.stride import without_order
 from tracepipe.analyses.parts import Part
 from tracepipe.event.columns import NONE, Floats, Int64s, Ints
-from tracepipe.event.groups import number_rows
+from tracepipe.event.groups import number_rows, sorted_rows
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.libraries import np
 from tracepipe.store.run import Facts, Run
@@ -73,7 +73,7 @@ def _measured(names: list[str], counts: Ints, of: Ints, lengths_ns: Int64s) -> M
     known = np.bincount(of, minlength=len(names))
     totals_ns = np.bincount(of, lengths_ns, len(names)).astype(np.float64)
     values: dict[str, Floats] = {"count": counts.astype(np.float64), "total_ns": totals_ns}
-    ordered = lengths_ns[np.lexsort((lengths_ns, of))]
+    ordered = lengths_ns[sorted_rows(of, lengths_ns)]
     first = np.cumsum(known) - known
     for name, percent, least in (("p50_ns", 50, 1), ("p95_ns", 95, TAIL_MIN)):
         # The nearest rank: the least length that this share of the lengths does not exceed.

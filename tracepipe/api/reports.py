@@ -225,11 +225,11 @@ def _run(
     report: Report, sides: list[list[str]], options: object, how: ReadOptions, showing: Showing
 ) -> tuple[list[Facts], Result]:
     """The facts of the recordings, in order, and the report's result."""
-    facts: dict[tuple[int, int], Facts] = {}
+    facts: dict[tuple[str, bool], Facts] = {}
     inputs, notes = len(report.inputs), list[str]()
 
-    def loaded(side: int, at: int) -> Run:
-        path, read_as = sides[side][at], how if side < inputs else replace(how, source_format="")
+    def loaded(path: str, is_input: bool) -> Run:
+        read_as = how if is_input else replace(how, source_format="")
         with showing(f"{report.name} {Path(path).name}") as bar:
             run = load(path, read_as, progress=bar)
             if report.of_one_clock and run.facts.unplaced and paths.is_file(path):
@@ -238,14 +238,15 @@ def _run(
                     path, replace(read_as, assume_offset={**read_as.assume_offset, **clocks}), progress=bar
                 )
                 notes.append(f"{', '.join(clocks)}: not related to the host's clock; its own times are used")
-        facts[side, at] = run.facts
+        facts[path, is_input] = run.facts
         return run
 
-    def load_of(side: int, at: int) -> Callable[[], Run]:
-        load_it = partial(loaded, side, at)
-        return cache(load_it) if sides[side][at] == STANDARD else load_it  # standard input is read once
+    @cache
+    def load_of(path: str, is_input: bool) -> Callable[[], Run]:
+        load_it = partial(loaded, path, is_input)
+        return cache(load_it) if path == STANDARD else load_it  # standard input is read once
 
-    loads = [[load_of(side, at) for at in range(len(some))] for side, some in enumerate(sides)]
+    loads = [[load_of(path, side < inputs) for path in some] for side, some in enumerate(sides)]
     if report.takes_several:
         result = report.run(*loads, options)
     else:
@@ -253,7 +254,7 @@ def _run(
         companions = [name for name in report.companions if getattr(options, name)]
         result = report.run(*runs[:inputs], options, **dict(zip(companions, runs[inputs:], strict=True)))
     result.notes += notes
-    return [facts[place] for place in sorted(facts)], result
+    return [facts[path, side < inputs] for side, some in enumerate(sides) for path in some], result
 
 
 def _ending_of(target: str, endings: Sequence[str]) -> str:

@@ -71,29 +71,31 @@ class Options(PartOptions):
 def _read(
     loads: Sequence[Load], found: Changes, options: Options
 ) -> tuple[list[Facts], list[list[int | None]], list[WallTime]]:
-    """Read the recordings one after the other, and add what is compared of each to `found`. Return the facts,
-    the totals and the wall time of each.
+    """Read the recordings one after the other, each once, and add what is compared of each to `found`. Return
+    the facts, the totals and the wall time of each.
     """
-    facts, totals, walls = [], [], []
-    patterns: Patterns = {}
+    places: dict[Load, list[int]] = {}
     for at, load in enumerate(loads):
+        places.setdefault(load, []).append(at)
+    read: dict[Load, tuple[Facts, list[int | None], WallTime]] = {}
+    patterns: Patterns = {}
+    for load, own in places.items():
         run = load()
         part = part_of(run, options)
-        found.add(at, measures(run, part))
+        found.add(own, measures(run, part))
         if part is None:
             of_exits, late = exits(run)
-            found.add(at, of_exits)
+            found.add(own, of_exits)
             for kernel, some in late.items():
                 patterns.setdefault(kernel, {}).update(some)
-        facts.append(run.facts)
-        totals.append([total(run, part) for _, _, total in _TOTALS])
-        walls.append(wall_time_of(run, part))
+        read[load] = run.facts, [total(run, part) for _, _, total in _TOTALS], wall_time_of(run, part)
         del run  # free its memory for the next one
     if patterns:
         # Threads that are late in one recording are compared in all.
-        for at, load in enumerate(loads):
-            found.add(at, delays(load(), patterns))
-    return facts, totals, walls
+        for load, own in places.items():
+            found.add(own, delays(load(), patterns))
+    facts, totals, walls = zip(*(read[load] for load in loads), strict=True)
+    return [*facts], [*totals], [*walls]
 
 
 def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
