@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -42,8 +41,6 @@ _OPTIONAL: Final = {
 }  # fmt: skip
 # A question about a few rows takes as long as reading a column and a half.
 _FEW: Final = 16
-# <malloc.h>: the option for the size from which an allocation has a separate mapping, and that size.
-_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 # What DuckDB may use for the questions of users.
 _ASKED_MB: Final = 1_000
 _OF_THREADS: Final[dict[str, int]] = {
@@ -420,17 +417,6 @@ def _with_source(text: str | None, source_ns: int) -> str | None:
     return f'{text[:-1]},"source_ns":{source_ns}}}'
 
 
-def _give_back_at_once() -> None:
-    """Make the C library return the memory of arrays to the system as soon as they are freed.
-
-    By default it keeps up to 32 MB of each for the next one, which is seldom as large.
-    """
-    # musl has no such function, and keeps no memory.
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-
-
 def load_run(
     path: str,
     source_format: str = "",
@@ -458,7 +444,6 @@ def load_run(
 
         build(folder, path, InputOptions(source_format, strict, assumed or {}, undated), progress)
 
-    _give_back_at_once()
     folder, is_kept = kept_or_built(path, how, write)
     try:
         run = Run(Store(folder))
