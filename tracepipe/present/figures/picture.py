@@ -34,7 +34,12 @@ def _settings(**more: object) -> Iterator[None]:
     with warnings.catch_warnings(), matplotlib.rc_context({**SETTINGS, **more}):
         # Letters that the font lacks are drawn as boxes, so a warning is not needed.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
+        # The collection before each figure then looks only at what figures are made of.
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
 
 
 def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
