@@ -505,6 +505,7 @@ def test_names_are_data_and_harmless(tmp_path: Path) -> None:
         ("gaps", {"run": "python-stacks.jsonl", "top": "many"}),
         ("gaps", {"run": "python-stacks.jsonl", "top": -1}),
         ("diff", {"a": "python-stacks.jsonl", "b": []}),
+        ("diff", {"a": "python-stacks.jsonl", "b": "threads.jsonl", "gates": ["wall<=+3"]}),
         ("sql", {"run": "python-stacks.jsonl", "sql": "selec"}),
         ("summary", {"run": "python-stacks.jsonl", "all": "yes"}),
     ],

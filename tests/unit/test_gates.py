@@ -77,3 +77,11 @@ def test_several_gates_are_broken_no_more_often_together() -> None:
 def test_a_text_that_is_no_gate_is_refused(text: str) -> None:
     with pytest.raises(TracepipeError):
         Gate.read(text)
+
+
+@pytest.mark.parametrize("bound", ["+3", "-0.5", "+ 3"])
+def test_a_bound_without_a_unit_is_refused(bound: str) -> None:
+    with pytest.raises(TracepipeError, match="A bound without a unit") as refused:
+        Gate.read(f"step<={bound}")
+    written = bound.replace(" ", "")
+    assert refused.value.hint == f"Write step<={written}% or step<={written}ms."

@@ -58,6 +58,11 @@ class Gate:
             )
         quantity, sign, percent, length = found.groups()
         factor = -1 if sign == "-" else 1
+        if percent is None and not length[-1].isalpha():
+            raise TracepipeError(
+                f"A bound without a unit: {text}",
+                f"Write {quantity}<={sign}{length}% or {quantity}<={sign}{length}ms.",
+            )
         if percent is None:
             return cls(text.strip(), quantity, None, factor * duration_ns(length))
         try:
