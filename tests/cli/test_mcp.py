@@ -520,8 +520,8 @@ def test_wrong_arguments_are_errors_that_say_so(
 
 
 def test_gates_are_asked_as_on_the_command_line(answers: Answers, folder: Path) -> None:
-    run = named(folder, "capture-h200-training")
-    got = answer(answers, "diff", a=[run], b=[run], gates=["wall<=+3%"], max_bytes=8_000)
+    a, b = named(folder, "capture-h200-training"), named(folder, "python-stacks")
+    got = answer(answers, "diff", a=[a], b=[b], gates=["wall<=+3%"], max_bytes=8_000)
     (row,) = rows_of(got["data"]["gates"])
     assert (row["gate"], row["answer"]) == ("wall<=+3%", "cannot tell")
 

@@ -111,6 +111,12 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
     if options.junit and not options.gates:
         raise TracepipeError("--junit prints gates, and there are none.", "Give one or more by --gate.")
     facts, totals, walls = _read([*a, *b], found, options)
+    of_a, of_b = ({one.path for one in some} for some in (facts[: sizes.a], facts[sizes.a :]))
+    if options.gates and of_a & of_b:
+        raise TracepipeError(
+            f"{min(of_a & of_b)} is on both sides, so a gate would compare it with itself.",
+            "Name each recording once.",
+        )
     left_out = [layer for layer in LAYER_OF if not all(is_recorded(one, layer) for one in facts)]
     of_totals = found.compare(
         left_out,
