@@ -104,6 +104,8 @@ def test_a_recording_without_what_a_gate_compares_is_named(
         assert code == 1
         assert "bare.jsonl" in err
         assert lacks in err
+    code, _, err = run("diff", *sides, "--gate", "communication<=+2%")
+    assert (code, "No recording has communication" in err) == (1, True)
     code, _, err = run("diff", *sides[:6], "--b", sides[7], sides[1], "--gate", "step<=+3%")
     assert (code, "a0.jsonl is on both sides" in err) == (1, True)
     code, _, err = run("diff", *sides, "--junit")

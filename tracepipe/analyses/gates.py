@@ -133,7 +133,7 @@ def least_recordings(alpha: float) -> int:
 
 def values_of(gate: Gate, walls: Sequence[WallTime], names: Sequence[str]) -> tuple[Floats, Floats]:
     """The quantity of each recording in ns, and what its percentages are of. Raises TracepipeError for one
-    that has no steps or no work of a GPU, where the gate needs them.
+    that has no steps or no work of a GPU, where the gate needs them, and if no recording has communication.
     """
     of_steps = gate.quantity != "wall" and all(one.steps for one in walls)
     if gate.quantity == "step" and not of_steps:
@@ -146,6 +146,10 @@ def values_of(gate: Gate, walls: Sequence[WallTime], names: Sequence[str]) -> tu
         without = next(name for name, one in zip(names, walls, strict=True) if not one.gpus)
         raise TracepipeError(
             f"{without} has no work of a GPU, which {gate.text} compares.", "Use step or wall instead."
+        )
+    if gate.quantity == "communication" and not any(one.has_communication for one in walls):
+        raise TracepipeError(
+            f"No recording has communication, which {gate.text} compares.", "Use step or wall instead."
         )
     whole = [one.median_step_ns if of_steps else one.wall_ns for one in walls]
     if gate.quantity not in _OF_PARTS:

@@ -46,6 +46,7 @@ class WallTime:
     median_step_ns: int = 0
     median_parts_ns: tuple[int, ...] = ()
     ranges: dict[str, tuple[int, int]] | None = None
+    has_communication: bool = False
 
 
 def _means(sums_ns: list[int], count: int, whole_ns: int) -> tuple[int, ...]:
@@ -100,4 +101,5 @@ def wall_time_of(run: Run, part: Part | None = None) -> WallTime:
         median_ns,
         tuple(int(ns) for ns in np.median(of_steps_ns, axis=1) // len(times)) if count else (),
         {name: (ns // len(times), int(busy_ns[name])) for name, ns in idle_ns.items()},
+        any(time.communication.total_ns for time in times),
     )
