@@ -74,6 +74,17 @@ RUNS = ["--", "true"]
         (["cut", "run", "-o", "x"], "There is no stretch of time to cut.", "Give --from, --to or both."),
         (["convert"], "Missing argument: FILE...", ""),
         (["convert", "run", "--forma", "text"], "No such option: --forma", "Did you mean --force"),
+        (
+            ["diff", "a", "b", "--gate", "step<=+3%", "--junit", "x.xml"],
+            "Too many arguments: x.xml",
+            "--junit prints the XML: write --junit > x.xml.",
+        ),
+        (
+            ["diff", "--a", "a", "--b", "b", "--junit", "x.xml"],
+            "x.xml is of neither side.",
+            "--junit prints the XML: write --junit > x.xml.",
+        ),
+        (["diff", "a", "b", "--junit", "--json"], "--junit and --json are two forms", "Give one of them."),
         (["validate", "a", "b"], "Too many arguments: b", ""),
         (["validat"], "No such command 'validat'. Did you mean 'validate'?", ""),
         (["convert", "a", "--offset", "x"], "--offset takes FILE=NANOSECONDS, not 'x'.", ""),

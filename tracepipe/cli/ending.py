@@ -123,6 +123,8 @@ def usage_lines(error: Any) -> Iterator[str]:
             what = f"{name}{' ' if what.startswith('takes ') else ': '}{what}"
     elif stray := _STRAY.fullmatch(error.message):
         what = f"Too many arguments: {stray[1]}"
+        if error.ctx.params.get("junit"):
+            hint = f"--junit prints the XML: write --junit > {stray[1]}."
     else:
         what = error.message
     yield f"tracepipe: {printable(what.expandtabs())}"

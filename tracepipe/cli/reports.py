@@ -83,9 +83,12 @@ def _command(report: Report) -> Callable[..., int]:
         **given: Any,
     ) -> int:
         options = for_programs(options, shown, context)
+        as_junit = getattr(options, "junit", False)
+        if as_junit and shown.as_json:
+            raise Misuse("--junit and --json are two forms of the output.", "Give one of them.")
         paths = [given.get(f"input_{at}") for at in range(len(report.inputs))]
         inputs = (
-            _sides(report, paths, given)
+            _sides(report, paths, given, junit=as_junit)
             if report.takes_several
             else [[path] for path in paths if path is not None]
         )
@@ -141,7 +144,7 @@ def _command(report: Report) -> Callable[..., int]:
     return with_options(command)
 
 
-def _sides(report: Report, paths: list[str | None], given: dict[str, Any]) -> list[list[str]]:
+def _sides(report: Report, paths: list[str | None], given: dict[str, Any], *, junit: bool) -> list[list[str]]:
     """The recordings of each input, named by arguments or options. Raises Misuse."""
     by_option = [[*given.get(f"{_SEVERAL}{name}", ())] for name in report.inputs]
     options = " and ".join(f"--{name.lower()}" for name in report.inputs)
@@ -154,7 +157,10 @@ def _sides(report: Report, paths: list[str | None], given: dict[str, Any]) -> li
                 )
         return [[path] for path in paths if path is not None]
     if strange := [path for path in paths if path is not None]:
-        raise Misuse(f"{strange[0]} is of neither side.", f"Name all recordings with {options}.")
+        hint = f"Name all recordings with {options}."
+        if junit:
+            hint = f"--junit prints the XML: write --junit > {strange[0]}."
+        raise Misuse(f"{strange[0]} is of neither side.", hint)
     for name, some in zip(report.inputs, by_option, strict=True):
         if not some:
             raise Misuse(f"There are no recordings of {name}.", f"Name one or more by --{name.lower()}.")
