@@ -83,6 +83,11 @@ def test_two_recordings_are_not_enough_and_that_is_an_answer(run: Run, sides: li
     assert "Record at least 3 of each side" in " ".join(out.split())
 
 
+def test_how_many_recordings_would_tell_comes_with_the_cause(run: Run, sides: list[str]) -> None:
+    says = " ".join(run("diff", *sides, "--gate", "step<=+5%")[1].split())
+    assert "of each side would, as those of one side differ by so much: on a quieter machine" in says
+
+
 def test_gates_are_printed_for_ci_systems(run: Run, sides: list[str]) -> None:
     given = ["--gate", "step<=+3%", "--gate", "step<=+5%", "--gate", "wall<=+9%", "--junit"]
     code, out, _ = run("diff", *sides, *given)
