@@ -115,3 +115,17 @@ def test_a_recording_without_what_a_gate_compares_is_named(
     assert (code, "a0.jsonl is on both sides" in err) == (1, True)
     code, _, err = run("diff", *sides, "--junit")
     assert (code, "--gate" in err) == (1, True)
+
+
+def test_the_median_step_of_a_program_without_a_gpu_is_shown(run: Run, tmp_path: Path) -> None:
+    ends_ns = (102_000, 212_000, 302_000)
+    starts_ns = (2_000, *ends_ns)
+    steps = [span(starts_ns[at], end_ns, f"step {at}", "annotation") for at, end_ns in enumerate(ends_ns)]
+    path = str(write(tmp_path / "cpu.jsonl", *steps))
+    for report in ("steps", "summary"):
+        assert "3 steps (median 100 µs)" in run(report, path)[1]
+    _, out, _ = run("steps", path, "--top", "2", "--json")
+    assert [(row["step"], row["wall_ns"]) for row in json.loads(out)["steps"]] == [
+        ("#0", 100_000),
+        ("#1", 110_000),
+    ]

@@ -45,6 +45,8 @@ class SlowStep:
 
 def wall_ns(found: Overview) -> Int64s:
     """The length of each step: of a GPU's where the program runs far ahead, the longest. Shape `(steps,)`."""
+    if not found.of_gpus:
+        return found.steps.end_ns - found.steps.start_ns
     lengths: Int64s = np.max([one.end_ns - one.start_ns for one in found.of_gpus], axis=0)
     return lengths
 
@@ -58,7 +60,13 @@ def step_names(found: Overview) -> list[str]:
 
 
 def steps_table(found: Overview, shown: list[int], *, each: bool = True) -> Table:
-    """A table of some steps; a row for each GPU, or, without `each`, for all of them."""
+    """A table of some steps; a row for each GPU, or, without `each`, for all of them. Without a GPU it has
+    their lengths.
+    """
+    if not found.of_gpus:
+        names, walls_ns = step_names(found), wall_ns(found)
+        columns = [Column("step", "step"), Column("wall_ns", "wall", "ns")]
+        return Table("steps", "Steps", columns, [(names[at], int(walls_ns[at])) for at in shown])
     of_gpus = found.of_gpus if each else [_all_of(found.of_gpus)]
     rows, names = [], step_names(found) if found.steps.are_marked else ["all"]
     for at in shown:
@@ -69,7 +77,7 @@ def steps_table(found: Overview, shown: list[int], *, each: bool = True) -> Tabl
             wall = whole_ns if each else whole_ns // len(found.of_gpus)
             shares = (100 * cell / whole_ns if whole_ns else None for cell in cells)
             rows.append((names[at], one.gpu, wall, *shares))
-    columns: list[Column] = [
+    columns = [
         Column("step", "step"),
         Column("gpu", "GPU", "id"),
         Column("wall_ns", "wall", "ns"),

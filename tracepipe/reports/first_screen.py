@@ -56,7 +56,7 @@ def _heading(run: Run, found: Overview) -> str:
         parts.append(f"{counted(len(found.of_gpus), 'GPU|GPUs')}{of}")
         name = of
     parts.append(duration_text(facts.end_ns - facts.start_ns))
-    if found.of_gpus and found.steps.are_marked:
+    if found.steps.are_marked:
         parts.append(steps_text(wall_ns(found).tolist()))
     file, text = Path(facts.path).name, ", ".join(parts)
     if len(f"{file}   {text}") > COLUMNS:

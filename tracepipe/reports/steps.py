@@ -13,6 +13,7 @@ from tracepipe.options import Option
 from tracepipe.reports.largest_cause import cause_lines
 from tracepipe.reports.report import Column, Report, Result, Table, not_listed
 from tracepipe.store.run import Run
+from tracepipe.units import steps_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +28,23 @@ def run(run: Run, options: Options) -> Result:
     result, found = Result("STEPS"), overview_of(run)
     if not found.of_gpus:
         result.notes.append("no work of a GPU was recorded, so it is not known how the GPUs spent the steps")
-        return result
+        if not found.steps.are_marked:
+            return result
     order = np.arange(len(found.steps.number))
     walls_ns = wall_ns(found)
+    if found.steps.are_marked:
+        result.title = f"STEPS: {steps_text(walls_ns.tolist())}"
     if 0 < options.top < len(order):
         order = np.sort(np.argsort(-walls_ns, kind="stable")[: options.top])
     result.parts.append(steps_table(found, order.tolist()))
-    if found.steps.are_marked:
+    if found.of_gpus and found.steps.are_marked:
         names = step_names(found)
         rows = [(one.text(names[one.at]),) for one in slow_steps(found)]
         if rows:
             result.parts.append(Table("slow", "Slow steps", (Column("says", ""),), rows))
         causes = [(line,) for line in cause_lines(run, found)]
         result.parts.append(Table("cause", "", (Column("says", ""),), causes))
-    else:
+    elif found.of_gpus:
         result.notes.append("no range is called a step: all of the recording counts as one")
     result.notes += not_listed(len(walls_ns) - len(order), "step|steps")
     return result
