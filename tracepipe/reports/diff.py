@@ -553,30 +553,23 @@ def _recorded_first(sizes: Sizes, facts: Sequence[Facts]) -> str | None:
 
 
 class _Words(NamedTuple):
-    """The words for less time and for more time."""
+    """The words for the rows that decide, and for those whose time is less and more in B."""
 
+    rows: str
     less: str
     more: str
-    some: str
-    less_of_some: str
-    more_of_some: str
     counted: str
 
 
-_OF_TIME = _Words(
-    "B is faster", "B is slower", "some of B is faster, some slower", "faster", "slower",
-    "{less} of {all} got faster, {more} slower",
-)  # fmt: skip
-_OF_EXITS = _Words(
-    "in B threads exit closer together", "in B threads exit further apart",
-    "in B some threads exit closer together, some further apart", "closer together", "further apart",
-    "{less} of {all} decreased, {more} increased",
-)  # fmt: skip
+_COUNTED_TIMES = "{less} of {all} got faster, {more} slower"
+_OF_PROGRAM = _Words("calls, kernels and copies", "faster", "slower", _COUNTED_TIMES)
+_OF_WAITS = _Words("names", "faster", "slower", _COUNTED_TIMES)
+_OF_EXITS = _Words("exits", "closer together", "further apart", "{less} of {all} decreased, {more} increased")
 
 
 def verdict(found: Changes, alpha: float, least: float) -> str:
-    """Return the sentence. It states that B is faster or slower if there are enough recordings for that
-    claim.
+    """Return the sentence. It states what is faster or slower in B if there are enough recordings for that
+    claim. It says nothing about the wall time, of which calls and kernels are only a part.
 
     A change of less than `least` percent of the time of its layer is called "hardly" faster or slower.
     """
@@ -585,28 +578,27 @@ def verdict(found: Changes, alpha: float, least: float) -> str:
         return _without_claim(found, reported, alpha, least)
     if not reported.any():
         return _nothing_changed(found, alpha)
-    every = np.ones(len(found), np.bool_)
-    # Exits decide only where nothing else was recorded.
-    exits_alone = bool(found.is_of(EXITS).all())
-    words = _OF_EXITS if exits_alone else _OF_TIME
-    timed = reported if exits_alone else _decisive(found, reported)
+    # What the program itself does decides, if any of it changed; exits only where nothing else was recorded.
+    every, words = found.is_of(DECIDED_BY_PROGRAM), _OF_PROGRAM
+    if found.is_of(EXITS).all():
+        every, words = np.ones(len(found), np.bool_), _OF_EXITS
+    elif not (reported & every).any():
+        every, words = ~found.is_of(EXITS), _OF_WAITS
+    timed = reported & every
     which = found.directions()
     faster, slower = timed & (which < 0), timed & (which > 0)
     says, most = "B differs, but nothing shows that it is faster or slower.", reported
     if faster.any() and slower.any():
-        net_ns = int(found.total_ns[faster | slower].sum())
-        says = "In part, and overall " + ("yes" if net_ns < 0 else "no") + f": {words.some}."
-        most = faster | slower
+        says, most = f"Some {words.rows} are {words.less} in B, some {words.more}.", faster | slower
     elif (faster.any() or slower.any()) and _weight(found, timed) < least:
-        change = words.less_of_some if faster.any() else words.more_of_some
+        change = words.less if faster.any() else words.more
         says, most = f"Hardly: the part that is {change} is under {least:g}% of the time of its layer.", timed
     elif faster.any():
-        says, most = f"Yes: {words.less}.", faster
+        says, most = f"All {words.rows} that changed are {words.less} in B.", faster
     elif slower.any():
-        says, most = f"No: {words.more}.", slower
+        says, most = f"All {words.rows} that changed are {words.more} in B.", slower
     counts = [int(np.count_nonzero(flags)) for flags in (faster, slower)]
-    everything = np.count_nonzero(every if exits_alone else _decisive(found, every))
-    count = words.counted.format(less=counts[0], all=everything, more=counts[1])
+    count = words.counted.format(less=counts[0], all=np.count_nonzero(every), more=counts[1])
     return f"{says} {evidence(next(found.first(most, 1)))} {count}."
 
 
