@@ -1,9 +1,9 @@
 """Writes the schemas of what `--json` prints, one for each command that has it: `python -m
 tests.golden.json_schemas`.
 
-They describe what the commands give for all fixtures: of tables by the units of their columns, of all else by
-the values themselves. A renewal that takes something away, or gives it another type, needs a new JSON_VERSION
-in `tracepipe.printable`.
+They describe what the commands give for all fixtures, and with the options and recordings of `forms`: of
+tables by the units of their columns, of all else by the values themselves. A renewal that takes something
+away, or gives it another type, needs a new JSON_VERSION in `tracepipe.printable`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import Any
 
 from tests.cli.conftest import FOUND
 from tests.golden.cases import FIXTURES, Case, cases
+from tests.support.recordings import span, write
+from tests.support.synthetic_warps import SyntheticKernel, write_recording
+from tests.unit.test_stalls_and_warps import SHORT, sampled
 from tracepipe.analyses.gates import Gate
 from tracepipe.api.dataset import build_dataset
 from tracepipe.api.options import ReadOptions
@@ -53,10 +56,8 @@ _OF_UNITS = {
     "": ["string", "null"],
     **{unit: ["number", "null"] for unit in ("percent", "change_percent", "number", "p", "bytes_per_s")},
 }
-_MORE: dict[str, dict[str, Any]] = {
-    "diff": {"gates": (Gate.read("wall<=+3%"),)},
-    "summary": {"all": True, "top": 0},
-}
+_MORE: dict[str, dict[str, Any]] = {"summary": {"all": True, "top": 0}}
+AT = range(2_000, 4_000, 10)
 Schema = dict[str, Any]
 
 
@@ -87,9 +88,8 @@ def made_of(run: Run, name: str) -> Iterator[Made]:
                 result = report.run(run, asked)
         except TracepipeError:
             continue
-        result.sides = []
         output = "" if report.output is None else f"run.{name}"
-        yield Made(name, result, [run.facts] * len(report.inputs), output=output)
+        yield Made(name, result, [run.facts] * max(len(result.sides), 1), output=output)
 
 
 def of_jobs(name: str) -> Iterator[Made]:
@@ -104,6 +104,49 @@ def of_jobs(name: str) -> Iterator[Made]:
                 yield make(REPORTS[name], [[path]], REPORTS[name].options(), ReadOptions(), showing=showing)
         except TracepipeError:
             continue
+
+
+def forms(folder: Path) -> Iterator[tuple[str, list[list[str]], dict[str, Any]]]:
+    """The reports that have other parts by their options, or by what no case has: name, recordings, options.
+    What no fixture has is written to the folder.
+    """
+    slow, fast = (str(FIXTURES / "resnet50-loader" / f"{name}.json.zst") for name in ("slow", "fast"))
+    ranks = [[str(FIXTURES / job / f"{rank}.jsonl.zst") for rank in range(2)] for job in JOBS[:2]]
+    late = SyntheticKernel(warps=8, late_warps=(3, 7), delay=0.2)
+    warps = str(write_recording(folder / "warps.jsonl", late, 11, SHORT))
+    stalls = str(sampled(folder / "stalls.jsonl", {"barrier": 300, "selected": 700}))
+    tails = [
+        [str(write(folder / f"{tail_ns}", *(span(at, at + 9 + tail_ns * (at % 100 == 0), "f") for at in AT)))]
+        for tail_ns in (0, 50)
+    ]
+    yield "diff", [[slow], [fast]], {}
+    yield "diff", ranks, {"gates": tuple(map(Gate.read, ("step<=+3%", "idle<=+2ms")))}
+    yield "diff", [one * 2 for one in tails], {}
+    yield "diff", [[warps], [warps]], {}
+    yield "whatif", [[slow]], {}
+    yield "whatif", [[slow]], {"launches": "free"}
+    for call in ("5", "cudaMalloc"):
+        yield "layers", [[str(FIXTURES / "capture-h200" / "input.jsonl")]], {"call": call}
+    yield "stalls", [[stalls]], {"warps": warps}
+    yield "warps", [[warps]], {"stalls": stalls}
+    lengths_ns = (100, 100, 100, 100, 900)  # the last step is slow
+    steps = [
+        span(AT[10 * at], AT[10 * at] + ns, f"step {at}", "annotation") for at, ns in enumerate(lengths_ns)
+    ]
+    kernels = [
+        span(AT[10 * at], AT[10 * at] + ns // 2, "k", "gpu_kernel", gpu=0) for at, ns in enumerate(lengths_ns)
+    ]
+    footer = {"type": "footer", "counts": {}, "losses": {}, "cuda_errors": ["an error"]}
+    for name, records in (("host", steps), ("gpu", [*steps, *kernels, footer])):
+        for report in ("steps", "summary"):
+            yield report, [[str(write(folder / f"{name}.jsonl", *records))]], {}
+
+
+def of_forms(folder: Path) -> Iterator[Made]:
+    """What `forms` lists."""
+    for name, inputs, given in forms(folder):
+        options = replace(with_all_rows(REPORTS[name].options()), **given)
+        yield make(REPORTS[name], inputs, options, ReadOptions(), showing=lambda what: nullcontext())
 
 
 def answers_of(run: Run) -> Iterator[Any]:
@@ -231,6 +274,20 @@ def schemas_of(case: Case) -> dict[str, Schema]:
     return found
 
 
+def share_recordings(found: dict[str, Schema]) -> None:
+    """Let all reports have one form of recordings, as some are made of few fixtures. Only `diff` has another,
+    with a side.
+    """
+    several = [
+        schema["properties"]
+        for name, schema in found.items()
+        if name != "diff" and "recordings" in schema["properties"]
+    ]
+    shared = reduce(merged, [one["recordings"] for one in several])
+    for one in several:
+        one["recordings"] = shared
+
+
 def main() -> None:
     """Write all schemas."""
     found: dict[str, Schema] = {name: {} for name in NAMES}
@@ -240,8 +297,12 @@ def main() -> None:
     for name in ("ranks", *OF_JOBS):
         found[name] = reduce(merged, map(schema_of, of_jobs(name)), found[name])
     with tempfile.TemporaryDirectory() as folder:
+        for made in of_forms(Path(folder)):
+            found[made.name] = merged(found[made.name], schema_of(made))
+    with tempfile.TemporaryDirectory() as folder:
         found["dataset-build"] = reduce(merged, map(schema_of_value, builds(Path(folder))))
     found["doctor"] = reduce(merged, map(schema_of_value, diagnoses()))
+    share_recordings(found)
     for name, schema in found.items():
         head = {
             "$schema": "https://json-schema.org/draft/2020-12/schema",

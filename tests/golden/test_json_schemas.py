@@ -15,6 +15,7 @@ from tests.golden.json_schemas import (
     answers_of,
     builds,
     made_of,
+    of_forms,
     of_jobs,
     path_of,
     printed,
@@ -70,6 +71,12 @@ def test_reports_of_jobs_fit(validators: dict[str, Draft202012Validator], name: 
     assert found
     for made in found:
         check(validators[name], printed(made))
+
+
+@pytest.mark.slow
+def test_forms_of_reports_fit(validators: dict[str, Draft202012Validator], tmp_path: Path) -> None:
+    for made in of_forms(tmp_path):
+        check(validators[made.name], printed(made))
 
 
 @pytest.mark.slow
