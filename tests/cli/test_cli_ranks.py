@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.test_output import piped
+from tests.golden.cases import FIXTURES
 from tests.support.here import build_here
 from tests.support.simulated_job import Fault, SimulatedJob
 from tracepipe.cli import app
@@ -265,6 +266,14 @@ def test_a_question_that_cannot_be_asked_is_refused(
     ended, _, err = piped(["ranks", str(dataset), *options])
     assert ended == code
     assert message in err
+
+
+@pytest.mark.parametrize("command", ["summary", "ranks"])
+def test_ranks_without_peers_are_not_called_as_fast_as_them(command: str) -> None:
+    """Each of the two ranks does other work."""
+    code, out, _ = piped([command, str(FIXTURES / "ddp-h200")])
+    assert (code, "No rank is slower" in out) == (0, False)
+    assert "No other rank does the same work, so none is called slow." in out
 
 
 def test_a_job_without_gpus_is_refused(tmp_path: Path) -> None:

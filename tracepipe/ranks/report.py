@@ -96,7 +96,7 @@ def screen(job: Job, name: str) -> Result:
             )
         )
     if not job.stragglers:
-        lines.append("No rank is slower than the ranks that do the same work.")
+        lines.append(_none_slow(job))
     lines.append("Next: tracepipe ranks|steps|open PATH")
     every = list(table.rows)
     table.title = f"The longest of {len(every)} steps" if len(every) > _STEPS_SHOWN else "Steps"
@@ -187,8 +187,14 @@ def _slow(job: Job) -> Table:
         "usual is the length in similar process groups. costs: by how much a step would be shorter if the "
         "rank did as the others do, by a replay of all ranks."
     )
-    empty = "No rank is slower than the ranks that do the same work."
-    return Table("slow", "Slow ranks", columns, found, note, empty=empty)
+    return Table("slow", "Slow ranks", columns, found, note, empty=_none_slow(job))
+
+
+def _none_slow(job: Job) -> str:
+    """Why no rank is called slow: none can be compared, or none is slower."""
+    if len(set(job.ranks["behaviour"].tolist())) == len(job.ranks["behaviour"]):
+        return "No other rank does the same work, so none is called slow."
+    return "No rank is slower than the ranks that do the same work."
 
 
 def _on_path(job: Job) -> Table:
