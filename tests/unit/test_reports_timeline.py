@@ -118,6 +118,14 @@ def test_streams_that_are_many_are_drawn_together(load: Load) -> None:
     assert [group["title"] for group in every] == ["GPU 5", "GPU 6", "GPU 7"]
 
 
+def test_json_has_the_gpus_before_all_threads_but_the_first(load: Load) -> None:
+    calls = [span(1_100, 1_200, "f", tid=tid) for tid in (1, 2, 3)]
+    work = span(1_100, 1_200, "k", "gpu_kernel", gpu=0, stream=0)
+    groups = run(load(*calls, work), Options()).as_json()["timeline"]["groups"]
+    assert [group["title"].partition(" thread")[0].split()[0] for group in groups][1] == "GPU"
+    assert len(groups) == 4
+
+
 def test_losses_have_rows_of_their_own(load: Load) -> None:
     loss = {"type": "loss", "layer": "syscall", "count": 12, "ts_ns": 1_500, "dur_ns": 400}
     text = drawn(load(span(1_000, 2_000, "f"), loss, {"type": "loss", "count": 3, "ts_ns": 1_000}))

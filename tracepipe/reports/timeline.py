@@ -50,7 +50,8 @@ def run(run: Run, options: Options) -> Result:
     """The timeline of one recording."""
     start_ns, end_ns = _window(run, options)
     notes: list[str] = []
-    groups = [*_threads(run, start_ns, end_ns, options, notes), *_gpus(run, start_ns, end_ns, options)]
+    threads = [*_threads(run, start_ns, end_ns, options, notes)]
+    groups = [*threads, *_gpus(run, start_ns, end_ns, options)]
     if rows := _losses(run, start_ns, end_ns):
         groups.append(Group("lost events", rows))
     if not any(group.rows for group in groups):
@@ -63,7 +64,9 @@ def run(run: Run, options: Options) -> Result:
     base_ns = run.facts.start_ns
 
     def data() -> dict[str, Any]:
-        drawn = ({"title": g.title, "rows": (row.as_json(base_ns) for row in g.rows)} for g in groups)
+        # Whoever reads the first groups alone gets the GPUs too.
+        ordered = [*threads[:1], *groups[len(threads) :], *threads[1:]]
+        drawn = ({"title": g.title, "rows": (row.as_json(base_ns) for row in g.rows)} for g in ordered)
         return {"start_ns": start_ns - base_ns, "end_ns": end_ns - base_ns, "groups": drawn}
 
     return Result("", [Drawing("timeline", draw, data)], notes)
