@@ -302,6 +302,24 @@ def test_the_tables_of_a_recording_are_only_read(sql: str, refused: str, run: Pa
     assert (done.returncode, done.stdout, refused in done.stderr) == (1, "", True), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("sql", "refused"),
+    [
+        ("select dur_ns - (select min(dur_ns) from calls) at, name from kernels", "DuckDB: Parser Error"),
+        ("with a as (selec name from calls) select * from a -- from x", "DuckDB: Parser Error"),
+        ("delete from kernels", "DuckDB only reads tables here"),
+        ("select nothing from calls", "DuckDB: Binder Error"),
+        ("select * from kernles", "Did you mean kernels?"),
+        ("select * from nowhere", "`show tables` lists the tables"),
+        ("select * from calls, slice", "calls is a table for DuckDB"),
+        ("select nothing from slice", "Perfetto: "),
+    ],
+)
+def test_who_refuses_a_query_says_so(sql: str, refused: str, run: Path) -> None:
+    done = asked(run, sql)
+    assert (done.returncode, refused in done.stderr) == (1, True), done.stderr
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet", "arrow"])
 def test_rows_of_tables_are_a_file(form: str, run: Path, tmp_path: Path) -> None:
     import polars as pl

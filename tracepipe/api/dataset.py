@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -163,13 +164,36 @@ def answered(
             yield rows
         return
     if kept is not None:
-        yield kept.ask(path, sql, options, notify, showing)
+        with _hinted(path):
+            found = kept.ask(path, sql, options, notify, showing)
+        yield found
         return
     shell = find_shell(options.trace_processor)
     with _as_trace(path, options, showing) as (trace, notes):
         for note in notes:
             notify(note)
-        yield ask(trace, sql, shell)
+        with _hinted(path):
+            found = ask(trace, sql, shell)
+        yield found
+
+
+@contextmanager
+def _hinted(path: str) -> Iterator[None]:
+    """Say which tables the recording at a path has, where Perfetto has none of the name in some SQL."""
+    from tracepipe.hooks.names import near_names
+    from tracepipe.store.views import VIEWS
+
+    try:
+        yield
+    except QueryError as error:
+        missing = re.search(r"no such table: (\w+)", error.message)
+        if missing is None or path.endswith(_TRACES):
+            raise
+        near = near_names(missing[1], VIEWS, 1)
+        hint = f"Did you mean {near[0]}?" if near else "`show tables` lists the tables for DuckDB."
+        if missing[1].lower() in VIEWS:
+            hint = f"{missing[1]} is a table for DuckDB: ask about its tables alone, or Perfetto's alone."
+        raise QueryError(error.message, hint) from error
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def query(
     try:
         count = run_query(file, statements, output, options, force=force, notify=say, showing=progress)
     except QueryError as error:
-        for line in error.message.splitlines():
+        for line in f"{error.message}\n{error.hint}".splitlines():
             say(line)
         raise typer.Exit(1) from None
     if output != STANDARD:

@@ -126,10 +126,11 @@ class Processor:
             with self._ended():
                 result = self._client.http.execute_query(sql)
         except PerfettoException as error:
-            raise QueryError(str(error)) from error
+            raise QueryError(f"Perfetto: {error}") from error
         if result.error:
             # Its own error begins as Python's do, which it is none of.
-            raise QueryError(result.error.removeprefix("Traceback (most recent call last):\n"))
+            refused = result.error.removeprefix("Traceback (most recent call last):\n")
+            raise QueryError(f"Perfetto: {refused}")
         columns = all_different(result.column_names)
         # A row's values are attributes, which cannot have every name that a column can.
         places = [f"column_{at}" for at in range(len(columns))]

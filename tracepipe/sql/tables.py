@@ -41,6 +41,10 @@ _MEMORY_MB, _MEMORY_OF_THREAD_MB = 1_074, 268
 _ALIGNMENT: Final = "alignment"
 _DATASET, _ANSWER = "dataset", "answer"
 _SHOW: Final = re.compile(r"\s*show\s+tables\s*;?\s*", re.IGNORECASE)
+# The tables that SQL names, which DuckDB may not be able to parse; without texts and comments.
+_NAMED: Final = re.compile(r"\b(?:from|join|into|update|table|view)\s+\"?(\w+)", re.IGNORECASE)
+_NAMED_HERE: Final = re.compile(r"\b(\w+)\s+as\s*\(", re.IGNORECASE)
+_IGNORED: Final = re.compile(r"'[^']*'|--[^\n]*")
 _LAYER: Final = re.compile(r"[a-z][a-z_]*")
 _TIMES: Final = ("start_ns", "end_ns", "ts_ns", "entry_ns", "exit_ns", "first_exit_ns", "last_exit_ns")
 # Division rounds towards zero, and the time before `at_ns` is below it.
@@ -209,7 +213,10 @@ def is_about_tables(sql: str) -> bool:
             statements = [statement.query for statement in duckdb.extract_statements(sql)]
             named = {name.lower() for one in statements for name in connection.get_table_names(one)}
         except duckdb.Error:
-            return False  # Perfetto has other statements
+            named = set()  # a slip, or a statement that only Perfetto has
+    if not named:
+        plain = _IGNORED.sub("''", sql.lower())
+        named = {*_NAMED.findall(plain)} - {*_NAMED_HERE.findall(plain)}
     return named <= set(VIEWS) if named else _SHOW.fullmatch(sql) is not None
 
 
@@ -255,7 +262,7 @@ def _answer(connection: DuckDBPyConnection, sql: str, folder: Path, path: str, b
         raise QueryError("There is no statement.")
     for statement in statements:
         if statement.type != duckdb.StatementType.SELECT:
-            raise QueryError(f"Tables are only read: {statement.type.name} is not taken, SELECT is.")
+            raise QueryError(f"DuckDB only reads tables here: {statement.type.name} is not taken, SELECT is.")
     for statement in statements[:-1]:
         connection.execute(statement)
         while connection.fetchmany(_ROWS_UNREAD):
@@ -298,8 +305,8 @@ def _translated(link: str, path: str) -> Iterator[None]:
     except duckdb.Error as e:
         message = str(e).replace(link, path) if link else str(e)
         if message.endswith(_TOO_LARGE):
-            message = message.removeprefix("Invalid Input Error: ")
-        raise QueryError(message) from e
+            raise QueryError(message.removeprefix("Invalid Input Error: ")) from e
+        raise QueryError(f"DuckDB: {message}") from e
     except RuntimeError as e:
         if "interrupted" in str(e):
             raise KeyboardInterrupt from e
