@@ -219,3 +219,17 @@ def test_kernels_of_one_name_are_distinguished_by_their_grids(tmp_path: Path) ->
     found = report(path)
     for table in ("kernels", "times"):
         assert sorted(row["kernel"] for row in found[table]) == ["gemm 2×1×1", "gemm 2×2×1", "other"]
+
+
+def test_a_kernel_of_two_gpus_is_listed_with_its_gpu(tmp_path: Path) -> None:
+    def batch(name: str, gpu: int) -> dict[str, Any]:
+        size = {"grid": [2, 1, 1], "block": [32, 1, 1], "launch": 1, "gpu": gpu}
+        times = {"warp": [0, 1], "entry_ns": [0, 0], "exit_ns": [50, 60]}
+        return {"type": "gpu_warp", "name": name, "ts_ns": 1_000, **size, **times}
+
+    path = recording(tmp_path / "run.jsonl", batch("k", 0), batch("k", 1), batch("other", 1))
+    found = report(path)
+    for table in ("kernels", "times", "occupancy"):
+        names = sorted(row["kernel"] for row in found[table])
+        assert names == ["k 2×1×1 on GPU 0", "k 2×1×1 on GPU 1", "other"]
+    assert {row["kernel"] for row in found["few_warps"]} == {*names}

@@ -80,6 +80,9 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     in_order = {
         one.kernel for one in found.findings if (one.kind, one.numbers.get("of")) == ("wave", "warps")
     }
+    if len({one.gpu for one in rows}) > 1:
+        same = Counter(one.kernel for one in rows)
+        rows = [one.with_gpu() if same[one.kernel] > 1 else one for one in rows]
     # A finding already states their order.
     rows = [one._replace(order=None) if one.kernel_name in in_order else one for one in rows]
     occupancy = achieved_table(run, [one.achieved for one in rows if one.achieved])
@@ -151,6 +154,7 @@ class _KernelRows(NamedTuple):
 
     kernel: str
     kernel_name: str
+    gpu: int
     shape: tuple[Any, ...]
     time: tuple[Any, ...]
     few: list[tuple[Any, ...]]
@@ -159,6 +163,17 @@ class _KernelRows(NamedTuple):
     achieved: Achieved | None
     still_running: int
     rows_mixed: bool
+
+    def with_gpu(self) -> _KernelRows:
+        """The same rows, which name the GPU too."""
+        name = f"{self.kernel} on GPU {self.gpu}"
+        return self._replace(
+            kernel=name,
+            shape=(name, *self.shape[1:]),
+            time=(name, *self.time[1:]),
+            few=[(name, *warp) for _, *warp in self.few],
+            achieved=self.achieved and self.achieved._replace(title=name),
+        )
 
 
 def _kernel_rows(kernel: KernelWarps, has_namesakes: bool) -> _KernelRows:
@@ -191,6 +206,7 @@ def _kernel_rows(kernel: KernelWarps, has_namesakes: bool) -> _KernelRows:
     return _KernelRows(
         name,
         kernel.kernel,
+        kernel.gpu,
         (name, grid, *counts, duration, sms, blocks_per_sm, waves, active),
         (name, *life, *skew, *spread),
         [(name, *warp) for warp in one_by_one(kernel)],
