@@ -49,6 +49,11 @@ def answers(folder: Path) -> Answers:
     return Answers([str(folder)])
 
 
+@pytest.fixture(scope="module")
+def of_fixtures() -> Answers:
+    return Answers([str(FIXTURES)])
+
+
 def answer(answers: Answers, tool: str, **arguments: Any) -> dict[str, Any]:
     reply = answers.call(tool, arguments)
     assert not reply.is_error, reply.text
@@ -131,6 +136,29 @@ def test_an_answer_is_as_small_as_asked_and_says_what_it_lacks(
         shown, rows = got["data"].get(name), len(part) if isinstance(part, list) else 1
         if name != "notes" and (count := len(rows_of(shown)) if shown else 0) < rows:
             assert got["left_out"][name] == f"rows {count} to {rows - 1}"
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("resnet50-loader/slo.json.zst", "Did you mean resnet50-loader/slow.json.zst?"),
+        ("slow.json", "Did you mean resnet50-loader/slow.json.zst?"),
+        ("ddp-h20", "Did you mean ddp-h200?"),
+        ("nothing like it at all", "Take a path of `recordings`."),
+        ("", "Take a path of `recordings`."),
+    ],
+)
+def test_a_path_that_is_not_there_has_a_hint(of_fixtures: Answers, path: str, hint: str) -> None:
+    for tool in ("summary", "ranks"):
+        reply = of_fixtures.call(tool, {"run": path})
+        assert (reply.is_error, reply.text.endswith(f". {hint}")) == (True, True), reply.text
+
+
+def test_folders_of_several_recordings_are_listed(of_fixtures: Answers) -> None:
+    rows = rows_of(answer(of_fixtures, "recordings", max_bytes=50_000)["data"]["recordings"])
+    folders = {row["path"] for row in rows if row["kind"] == "folder"}
+    assert {"ddp-h200", "collectives-h200"} <= folders
+    assert "cut-off" not in folders
 
 
 def test_pages_of_a_part_are_all_of_it(answers: Answers, folder: Path) -> None:

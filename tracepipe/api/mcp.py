@@ -22,6 +22,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -256,6 +257,8 @@ class Answers:
         if not isinstance(given, str):
             raise TracepipeError(f"A path is a text, not {given!r}.", "Take a path of `recordings`.")
         text = given
+        if not text:
+            raise TracepipeError("The path is empty.", "Take a path of `recordings`.")
         for folder in self._folders:
             try:
                 path = (folder / text).resolve(strict=True)
@@ -264,7 +267,11 @@ class Answers:
             if self._may_be_read(path):
                 self._refuse_strange(path)
                 return str(path)
-        raise TracepipeError(f"Nothing that may be read is at {text}.", "Take a path of `recordings`.")
+        listed = {str(path): path for path, *_ in self._listed().rows}
+        by_name = {Path(path).name: path for path in reversed(listed)}
+        near = get_close_matches(text, listed if "/" in text else by_name, 1)
+        hint = f"Did you mean {by_name.get(near[0], near[0])}?" if near else "Take a path of `recordings`."
+        raise TracepipeError(f"Nothing that may be read is at {text}.", hint)
 
     def _may_be_read(self, path: Path) -> bool:
         """Whether a path without links is a file or a folder below the folders."""
@@ -284,12 +291,14 @@ class Answers:
     def _shown(self, path: str) -> str:
         """A path as `recordings` lists it."""
         for folder in self._folders:
-            if Path(path).is_relative_to(folder):
+            if Path(path).is_relative_to(folder) and (path != str(folder) or len(self._folders) == 1):
                 return str(Path(path).relative_to(folder))
         return path
 
     def _listed(self) -> _Part:
-        """The recordings and datasets, without what is hidden, the newest first."""
+        """The recordings, datasets and folders of several recordings, without what is hidden, the newest
+        first.
+        """
         found = list[Path]()
         for top in self._folders:
             for place, folders, names in os.walk(top):
@@ -299,14 +308,21 @@ class Answers:
                     continue
                 folders[:] = (name for name in folders if name[0] != ".")
                 found += (Path(place, name) for name in names if may_be_recording(name))
-        rows = []
+        rows, of_folders = list[Any](), dict[Path, list[Any]]()
         for path in found:
             kind = "dataset" if paths.is_folder(path) else "recording"
             with suppress(OSError):  # it is gone
                 status = path.stat()
                 if not self._may_be_read(path.resolve()):
                     continue
-                rows.append((self._shown(str(path)), kind, status.st_size, round(status.st_mtime)))
+                row = self._shown(str(path)), kind, status.st_size, round(status.st_mtime)
+                rows.append(row)
+                if kind == "recording":
+                    of_folders.setdefault(path.parent, []).append(row)
+        for folder, own in of_folders.items():
+            if len(own) > 1:
+                _, _, sizes, times = zip(*own, strict=True)
+                rows.append((self._shown(str(folder)), "folder", sum(sizes), max(times)))
         rows.sort(key=lambda row: (-row[3], row[0]))
         return _Part(["path", "kind", "size_bytes", "changed_s"], rows)
 
@@ -376,7 +392,8 @@ def _tools() -> Iterator[Tool]:
             "in Perfetto's SQL (slice, thread_track, …), for which it is converted first.",
         },
     }
-    yield _tool("recordings", "List the recordings and datasets below the folders.", {})
+    about = "List the recordings, datasets and folders of recordings, such as those of the ranks of a job."
+    yield _tool("recordings", about, {})
     yield _tool("ranks", "Find the slow ranks of a job, and what they cost.", {"run": of_job}, JobOptions)
     yield _tool("schema", "List the tables for SQL, with their columns.", {"run": sql["run"]})
     yield _tool("sql", "Ask a recording or a dataset in SQL, read-only.", sql)
