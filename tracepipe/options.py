@@ -106,6 +106,11 @@ def regex(text: str) -> re.Pattern[str]:
         raise TracepipeError(f"{text!r} is not a regular expression: {e}.", "Try a part of the name.") from e
 
 
+def flags_of(field: str, option: Option) -> tuple[str, ...]:
+    """The names of an option on the command line."""
+    return option.flags or (f"--{field.replace('_', '-')}",)
+
+
 def options_of(kind: type, command: str = "") -> dict[str, tuple[Any, Option]]:
     """Field → type and option of a dataclass; with `command` those that it `also` has."""
     hints = get_type_hints(kind, include_extras=True)

@@ -21,7 +21,7 @@ from mcp.client.stdio import stdio_client
 from tests.cli.test_output import piped
 from tests.golden.cases import FIXTURES
 from tests.support.program import PYTHONPATH
-from tests.support.recordings import span, write
+from tests.support.recordings import event, span, write
 from tracepipe.api.convert import convert
 from tracepipe.api.mcp import ABOUT, MAX_BYTES, Answers, Reply
 from tracepipe.api.options import ReadOptions
@@ -136,6 +136,113 @@ def test_an_answer_is_as_small_as_asked_and_says_what_it_lacks(
         shown, rows = got["data"].get(name), len(part) if isinstance(part, list) else 1
         if name != "notes" and (count := len(rows_of(shown)) if shown else 0) < rows:
             assert got["left_out"][name] == f"rows {count} to {rows - 1}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "run", "problem"),
+    [
+        ("summary", "cut-off/input.jsonl", "the capture was cut off"),
+        ("gaps", "cut-off/input.jsonl", "the capture was cut off"),
+        ("summary", "bad-lines/input.jsonl", "skipped: bad-lines/input.jsonl:15"),
+        ("warps", "capture-h200/input.jsonl", "within 934 ns"),
+    ],
+)
+def test_an_answer_begins_with_what_the_recording_lacks(
+    of_fixtures: Answers, tool: str, run: str, problem: str
+) -> None:
+    """Also a small one."""
+    for size in (1_000, MAX_BYTES):
+        first = answer(of_fixtures, tool, run=run, max_bytes=size)["data"]["notes"][0]
+        assert problem in first
+
+
+def test_rows_fill_the_answer(of_fixtures: Answers) -> None:
+    run = "capture-h200/input.jsonl"
+    assert "left_out" not in answer(of_fixtures, "layers", run=run, max_bytes=30_000)
+    text = of_fixtures.call("layers", {"run": run}).text
+    assert 0.9 * MAX_BYTES < len(text.encode()) <= MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "first"),
+    [
+        ("gaps", {"run": "resnet50-loader/slow.json.zst"}, "gaps"),
+        ("stalls", {"run": "gpu-stalls-h200/input.jsonl"}, "advice"),
+        (
+            "diff",
+            {"a": ["resnet50-loader/slow.json.zst"], "b": ["resnet50-loader/fast.json.zst"]},
+            "lengths",
+        ),
+    ],
+)
+def test_each_table_has_a_row_and_the_most_useful_is_first(
+    of_fixtures: Answers, tool: str, arguments: dict[str, Any], first: str
+) -> None:
+    got = answer(of_fixtures, tool, **arguments)
+    assert [*got["data"]][2] == first
+    assert all(rows_of(part) for name, part in got["data"].items() if name != "title")
+    assert "rows 0 to" not in json.dumps(got["left_out"])
+
+
+def test_a_long_name_is_not_repeated(of_fixtures: Answers) -> None:
+    part = answer(of_fixtures, "stalls", run="gpu-stalls-h200/input.jsonl")["data"]["reasons"]
+    names = [row[0] for row in part["rows"]]
+    assert names[0].startswith("flash_fwd_kernel")
+    assert names[1] == "(as above)"
+
+
+def test_texts_are_cut_before_a_table_has_no_row(tmp_path: Path) -> None:
+    kernels = (
+        span(2_000 + 100 * at, 2_050 + 100 * at, f"k{at}" + "x" * 500, type="gpu_kernel", gpu=0, stream=1)
+        for at in range(3)
+    )
+    write(tmp_path / "run.jsonl", *kernels)
+    answers, tables = Answers([str(tmp_path)]), {"gaps", "gpus", "causes", "small_kernels"}
+    tried = [
+        answer(answers, "gaps", run="run.jsonl", max_bytes=size) for size in range(1_300, 2_300, 50)
+    ]  # the path is in the answer too
+    got = next(one for one in tried if one["data"].keys() >= tables and "texts" in one["left_out"])
+    assert all(rows_of(got["data"][name]) for name in tables)
+    assert rows_of(got["data"]["gaps"])[0]["following"].endswith("…")
+    assert "are cut" in got["left_out"]["texts"]
+
+
+def test_a_row_that_is_too_large_takes_no_row_from_other_tables(tmp_path: Path) -> None:
+    allocations = (
+        event("I", 2_000 + at, "alloc", type="memory", args={"size": 9, "address": at}) for at in range(400)
+    )
+    write(tmp_path / "run.jsonl", *allocations)
+    got = answer(Answers([str(tmp_path)]), "memory", run="run.jsonl")
+    assert rows_of(got["data"]["sites"])
+    assert got["left_out"]["over_time"] == "rows 0 to 0"
+
+
+def test_a_row_after_the_last_is_said_not_to_be_there(of_fixtures: Answers) -> None:
+    given = {"run": "capture-h200/input.jsonl", "first": 80}
+    assert answer(of_fixtures, "gaps", **given, part="gaps")["left_out"]["gaps"] == (
+        "there is no row 80: there are 4 rows"
+    )
+    sql = answer(of_fixtures, "sql", **given, sql="select name from kernels")
+    assert sql["left_out"]["rows"] == "there is no row 80: there are 3 rows"
+
+
+def test_the_timeline_has_the_gpus_in_a_small_answer(of_fixtures: Answers) -> None:
+    (drawn,) = answer(of_fixtures, "timeline", run="capture-h200/input.jsonl")["data"]["timeline"]
+    assert any(group["title"].startswith("GPU 0") for group in drawn["groups"])
+
+
+def test_texts_name_arguments_and_no_options(of_fixtures: Answers) -> None:
+    for tool in of_fixtures.tools.values():
+        about = json.dumps([tool.description, tool.schema])
+        assert not [word for word in ("--", "Exit with", "terminal") if word in about], tool
+    notes = answer(of_fixtures, "gaps", run="resnet50-loader/slow.json.zst", top=2)["data"]["notes"]
+    assert any("`top` 0 lists all" in note for note in notes)
+    says = answer(of_fixtures, "summary", run="cut-off/input.jsonl")["data"]["verdict"]["rows"]
+    assert says[-1] == ["Next: layers|gaps; all tables: summary `all`"]
+    error = of_fixtures.call("summary", {"run": "cut-off/README.md"}).text
+    assert error.endswith("the content is not of a known input format")
+    error = of_fixtures.call("gaps", {"run": "cut-off/input.jsonl", "step": 7}).text
+    assert ". " in error
 
 
 @pytest.mark.parametrize(
@@ -493,8 +600,19 @@ def test_a_kept_report_is_made_again_where_a_file_has_changed(tmp_path: Path) ->
 def test_the_command_that_shows_a_recording_is_safe_in_a_shell(tmp_path: Path) -> None:
     name = "$(touch x) 'y'.jsonl"
     write(tmp_path / name, span(2_000, 3_000, "cudaMalloc"))
-    shown = answer(Answers([str(tmp_path)]), "layers", run=name)["show"]
-    assert shlex.split(shown) == ["tracepipe", "open", str(tmp_path / name)]
+    shown = answer(Answers([str(tmp_path)]), "layers", run=name, top=3)["show"]
+    assert shlex.split(shown) == ["tracepipe", "layers", str(tmp_path / name), "--top=3"]
+
+
+def test_a_person_sees_the_same_report_with_the_command(of_fixtures: Answers) -> None:
+    a, b = (f"collectives-h200/rank{rank}.jsonl.zst" for rank in (0, 1))
+    shown = answer(of_fixtures, "diff", a=[a], b=[b, a], gates=["wall<=+3%"])["show"]
+    places = [str(FIXTURES / one) for one in (a, b, a)]
+    command = ["tracepipe", "diff", "--a", places[0], "--b", *places[1:], "--gate=wall<=+3%"]
+    assert shlex.split(shown) == command
+    assert piped([*command[1:], "--json"])[0] in (0, 4, 5)
+    shown = answer(of_fixtures, "summary", run=a, all=True)["show"]
+    assert shlex.split(shown) == ["tracepipe", "summary", places[0], "--all"]
 
 
 def test_names_are_data_and_harmless(tmp_path: Path) -> None:
@@ -557,6 +675,7 @@ def test_gates_are_asked_as_on_the_command_line(answers: Answers, folder: Path) 
 def test_a_picture_is_one(answers: Answers, folder: Path) -> None:
     reply = answers.call("picture", {"run": named(folder, "gpu-stalls-h200")})
     assert (reply.is_error, reply.picture[:8]) == (False, b"\x89PNG\r\n\x1a\n")
+    assert any("CUDA" in title for title in json.loads(reply.text)["data"]["shows"])
 
 
 def test_what_is_there_is_listed(tmp_path: Path) -> None:

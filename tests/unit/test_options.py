@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from tracepipe import CaptureOptions, TracepipeError
-from tracepipe.cli.options import Changed, flags_of, with_options
-from tracepipe.options import SIZE, TIME, Option, about, options_of, quantities
+from tracepipe.cli.options import Changed, with_options
+from tracepipe.options import SIZE, TIME, Option, about, flags_of, options_of, quantities
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import typer
 
 from tracepipe.api.options import OUTPUT
 from tracepipe.errors import OutputError, TracepipeError
-from tracepipe.options import Option, options_of
+from tracepipe.options import Option, flags_of, options_of
 
 COMMAND_LAST: Final = {"allow_interspersed_args": False}
 """The settings of a command that runs another: what follows the first argument is not for it."""
@@ -124,11 +124,6 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def keyword(name: str, default: object, kind: object) -> inspect.Parameter:
     """A parameter of a command for Typer."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def flags_of(field: str, option: Option) -> tuple[str, ...]:
-    """The names of an option on the command line."""
-    return option.flags or (f"--{field.replace('_', '-')}",)
 
 
 def _parameter(
