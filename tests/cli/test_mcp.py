@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -182,6 +183,20 @@ def test_each_table_has_a_row_and_the_most_useful_is_first(
     assert [*got["data"]][2] == first
     assert all(rows_of(part) for name, part in got["data"].items() if name != "title")
     assert "rows 0 to" not in json.dumps(got["left_out"])
+
+
+def test_a_table_without_rows_says_why(tmp_path: Path) -> None:
+    write(tmp_path / "0.jsonl", *work())
+    part = answer(Answers([str(tmp_path)]), "ranks", run="0.jsonl")["data"]["slow"]
+    assert (part["rows"], part["title"]) == ([], "No other rank does the same work, so none is called slow.")
+
+
+def work() -> Iterator[dict[str, Any]]:
+    """Calls and kernels of two steps."""
+    for at in (2_000, 3_000):
+        yield span(at, at + 900, "step", type="annotation")
+        yield span(at + 100, at + 200, "cudaLaunchKernel", launch=at)
+        yield span(at + 300, at + 800, "k", type="gpu_kernel", gpu=0, stream=1, launch=at)
 
 
 def test_a_long_name_is_not_repeated(of_fixtures: Answers) -> None:

@@ -199,7 +199,8 @@ class Answers:
                 rows = [*part.rows]
                 if not part.title and len(columns) == 1:  # sentences
                     rows = [[_for_agents(text, self._arguments)] for (text,) in rows]
-                parts[part.name] = {"columns": columns, "rows": rows, "title": part.title}
+                title = part.title if rows else part.empty or part.title
+                parts[part.name] = {"columns": columns, "rows": rows, "title": title}
             else:
                 parts[part.name] = {"value": _first_of(part.lazily(), _LISTED_MAX)}
         notes, recordings = list[str](), list[Any]()
