@@ -140,7 +140,8 @@ class Told:
         self.concerned = [one.concerned for one in outcomes]
         ranks = {"rank": np.array(programs.ranks)}
         units = (name.replace("_ns", unit) for name in COMPARED for unit in ("_ns", "_us", "_us2"))
-        self.times = costs.own_times(ranks | {name: np.zeros(len(programs.ranks)) for name in units})
+        none = {name: np.zeros(len(programs.ranks)) for name in units}
+        self.times = costs.own_times(ranks | none, is_replayed=True)
 
     def follow(self, window: Window, timeline: Timeline) -> None:
         for path in window.paths(timeline, range(len(window.common[0]))):

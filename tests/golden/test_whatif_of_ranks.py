@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 from tests.golden.cases import FIXTURES
 from tests.support.here import build_here
@@ -65,3 +66,18 @@ def test_of_all_ranks(case: str, off: float, tmp_path: Path) -> None:
     assert row["new_ns"] == pytest.approx(truth_ns, rel=off)
     first = "compute" if case == "ddp-h200" else "host"
     assert any(note.startswith(f"the critical path then: rank 1 {first} ") for note in answer.notes)
+
+
+def test_waits_of_streams_that_were_not_recorded(tmp_path: Path) -> None:
+    """As in traces of PyTorch's profiler. The collectives of PyTorch wait for what was launched before them."""
+    for rank in range(2):
+        with zstandard.open(FIXTURES / "ddp-h200" / f"{rank}.jsonl.zst", "rt") as lines:
+            kept = [line for line in lines if "EventRecord" not in line and "WaitEvent" not in line]
+        (tmp_path / f"{rank}.jsonl").write_text("".join(kept))
+    build_here(str(tmp_path), str(tmp_path / "ds"))
+    found = Dataset.opened(str(tmp_path / "ds"))
+    names = {one["name"]: one["step"] for one in read_rows(found.part("steps", *found.ranks()[0]))}
+    lengths_ns = {one["step"]: one["mean_ns"] for one in made("steps", tmp_path / "ds")["steps"]}
+    for extra in EXTRAS:
+        (row,) = made("whatif", tmp_path / "ds", without=f"extra-{extra}")["changes"]
+        assert row["new_ns"] == pytest.approx(lengths_ns[names["step none"]], rel=0.02)

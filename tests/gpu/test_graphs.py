@@ -24,8 +24,8 @@ pytestmark = pytest.mark.gpu
 
 UNKNOWN = "(capture not recorded)"
 PLAIN = {1, 2, 16, 17}
-"""The kernels of graphs that are a capture of one stream and nothing else, and the capture the only one of its
-time.
+"""The kernels of graphs that are a capture of one stream and nothing else, and the capture the only one of
+its time.
 """
 
 

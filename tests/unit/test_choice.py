@@ -35,7 +35,7 @@ FUNCTIONS = sorted(parameters())
         ("cudaMalloc", {"all", "default"}),
         ("cuIpcGetMemHandle", {"all", "default"}),
         ("cuGraphAddMemcpyNode", {"all", "default"}),
-        ("cuStreamWaitEvent", {"all", "default"}),
+        ("cuStreamWaitEvent", {"all", "default", "launches"}),
         ("cuModuleGetFunction", {"all", "default", "launches"}),
         ("cuLaunchKernelEx", {"all", "default", "launches"}),
         ("cudaGraphLaunch", {"all", "default", "launches"}),

@@ -316,13 +316,19 @@ class Replay:
         for what, most, reason, hint in _REASONS:
             if max(one.get(what, 0.0) for one in self.source.unknown) > most:
                 raise refused(reason, hint)
-        unchanged = self._unchanged
+        unmeasured, unchanged = self.learned.unmeasured, self._unchanged
         if unchanged.alone_ns > _SHARE_MOST * unchanged.work_ns:
             raise refused(
                 "its collectives wait for other ranks"
                 if len(self.common) == 1
                 else "its collectives wait for ranks that are not there",
                 "Name the recordings of all ranks: a folder, or a dataset.",
+            )
+        if unmeasured > _UNMEASURED_MOST:
+            raise refused(
+                f"{100 * unmeasured:.0f}% of the compute time overlaps communication in all steps, "
+                "so it is not known how long it takes alone",
+                "Record more steps.",
             )
         self.refuse_what_misleads()
 
@@ -333,12 +339,6 @@ class Replay:
             raise refused(
                 f"for {100 * learned.hidden:.1f}% of the time work waits for something that was not recorded",
                 "Record all CUDA calls of the process.",
-            )
-        if learned.unmeasured > _UNMEASURED_MOST:
-            raise refused(
-                f"{100 * learned.unmeasured:.0f}% of the compute time overlaps communication in all steps, "
-                "so it is not known how long it takes alone",
-                "Record more steps.",
             )
         if abs(self.error) > _ERROR_MOST:
             raise refused(
