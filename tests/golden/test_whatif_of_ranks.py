@@ -69,7 +69,7 @@ def test_of_all_ranks(case: str, off: float, tmp_path: Path) -> None:
 
 
 def test_waits_of_streams_that_were_not_recorded(tmp_path: Path) -> None:
-    """As in traces of PyTorch's profiler. The collectives of PyTorch wait for what was launched before them."""
+    """As in traces of PyTorch's profiler: its collectives wait for what was launched before them."""
     for rank in range(2):
         with zstandard.open(FIXTURES / "ddp-h200" / f"{rank}.jsonl.zst", "rt") as lines:
             kept = [line for line in lines if "EventRecord" not in line and "WaitEvent" not in line]
