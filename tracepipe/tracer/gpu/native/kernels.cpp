@@ -230,6 +230,7 @@ void flush_after_wait(bool has_failed) {
     if (!has_failed && now_ns < flush_from_ns) return;
     std::unique_lock lock(end_mutex, std::try_to_lock);
     if (!lock.owns_lock() || is_ended) return;
+    OwnCalls own;
     put_gpus();
     calls.send();
     cuptiActivityFlushAll(0);
