@@ -9,7 +9,7 @@ recorded from their start, or never; all run on the same four processors. They t
 order drawn anew for each block. A ratio is that of the first quartiles of all steps, as other programs of the
 machine make steps longer, never shorter; behind it are the least and the most of single processes. By as much
 as processes differ that were never touched, others may differ by chance. `--rows` has only rows with a PART
-in their name.
+in their name: Linux allows 64 programs at a tracepoint, which is enough for some 20 captures at a time.
 
 `CUPTI alone` is cupti_alone.cpp, where nobody has the records. Of launches also what one takes more with
 stacks.
@@ -40,7 +40,7 @@ from tracepipe.tracer.gpu.build.toolchain import Toolchain  # noqa: E402
 TURNS = {"small": 8, "gpt": 4, "gpt2": 4, "transformer": 4, "jax": 10, "launches": 4, "deep": 5, "ddp": 10}
 """Steps in a turn, which take some hundredths of a second together."""
 LAUNCHES_OF = {"launches": LAUNCHES, "deep": DEEP}
-BLOCKS, PROCESSES = 20, 3
+BLOCKS, PROCESSES = 40, 1
 NEVER = "never touched"
 
 
