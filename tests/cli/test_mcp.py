@@ -621,8 +621,9 @@ def test_the_command_that_shows_a_recording_is_safe_in_a_shell(tmp_path: Path) -
 
 def test_a_person_sees_the_same_report_with_the_command(of_fixtures: Answers) -> None:
     a, b = (f"collectives-h200/rank{rank}.jsonl.zst" for rank in (0, 1))
-    shown = answer(of_fixtures, "diff", a=[a], b=[b, a], gates=["wall<=+3%"])["show"]
-    places = [str(FIXTURES / one) for one in (a, b, a)]
+    c = "ddp-h200/0.jsonl.zst"
+    shown = answer(of_fixtures, "diff", a=[a], b=[b, c], gates=["wall<=+3%"])["show"]
+    places = [str(FIXTURES / one) for one in (a, b, c)]
     command = ["tracepipe", "diff", "--a", places[0], "--b", *places[1:], "--gate=wall<=+3%"]
     assert shlex.split(shown) == command
     assert piped([*command[1:], "--json"])[0] in (0, 4, 5)
