@@ -42,7 +42,7 @@ from tracepipe.store.run import Run, load_run
 from tracepipe.store.schema import FRAMES, GROUPS, KINDS, SHAPES, SPANS
 from tracepipe.store.shapes import NO_SUCH, ShapeTable
 from tracepipe.store.store import Store
-from tracepipe.store.tables import Writer
+from tracepipe.store.tables import Writer, connect
 
 LARGE = (1 << 64) - 1
 Row = dict[str, Any]
@@ -592,3 +592,10 @@ def test_a_rare_value_of_many_rows_is_kept(tmp_path: Path) -> None:
         writer.put_rows("losses", rows)
         (found,) = writer.rows("select count, dur_ns, reason from losses where reason is not null")
     assert found == (1 << 40, 1 << 41, "late")
+
+
+def test_long_queries_draw_no_progress_on_standard_output(tmp_path: Path) -> None:
+    """DuckDB 2.0 does so by default, after two seconds, amid the JSON of a report."""
+    connection = connect(":memory:", tmp_path, memory_mb=100)
+    for one in (connection, connection.cursor()):
+        assert one.execute("select current_setting('enable_progress_bar')").fetchall() == [(False,)]

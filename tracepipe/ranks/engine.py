@@ -102,8 +102,6 @@ def _duckdb() -> Iterator[DuckDB]:
         try:
             # Sorting rows that nothing asked to be sorted takes memory.
             connection.execute("set preserve_insertion_order = false")
-            # It would be drawn on standard output, amid what is printed there.
-            connection.execute("set enable_progress_bar = false")
             yield DuckDB(connection, duckdb.Error)
         finally:
             connection.close()

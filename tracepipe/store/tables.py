@@ -54,7 +54,10 @@ def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any
     if threads:
         config["threads"] = threads
     try:
-        return duckdb.connect(path, config=config)
+        connection = duckdb.connect(path, config=config)
+        # DuckDB 2.0 draws it on standard output after two seconds, also where that is no terminal.
+        connection.execute("set enable_progress_bar = false")
+        return connection
     except duckdb.Error as e:
         raise OutputError(f"cannot open the tables of a recording: {_first_line(e)}", _MORE_ROOM) from e
 
