@@ -19,10 +19,13 @@ CUDA's Multi-Process Service runs, their kernels run at the same time. Without i
 2 ms, and a rank leaves a collective when it has its turn. With `--windows N` only N steps are recorded, as by
 `--start-on nvtx:step --repeat N`.
 
-The lines of a run: the median step where nobody records, where it is recorded, and how a replay without
-changes differs from that; the ranks that `ranks` calls slow, the own time of a step, the usual one, and what
-that costs, beside how much longer than those with slow nothing the recorded and the other steps are; clocks:
-collectives compared, the largest error, and what the bounds allow; groups of NCCL; the dataset.
+What is printed of a run:
+  steps    the median, where nobody records and where it is recorded, and how far a replay is off
+  found    the ranks that `ranks` calls slow: their time of a step, the usual one, and what that costs. Behind
+           them, how much longer steps are than those of the run where nothing is slow
+  clocks   collectives compared, the largest error, and what the bounds allow
+  groups   the process groups of NCCL, with their ranks
+  dataset  its size, that of the recordings, and how long it took to build
 """
 
 from __future__ import annotations
