@@ -190,7 +190,27 @@ std::atomic<bool> is_exiting{false};
 std::atomic<bool> has_graphs{false};
 // When a wait may flush again.
 std::atomic<uint64_t> flush_from_ns{0};
-void flush_after_wait(bool has_failed);
+
+// Puts the GPUs of this process. CUDA has begun when CUPTI has a buffer.
+void put_gpus() {
+    constexpr CUdevice GPUS_MAX = 256;
+    if (are_gpus_put || !has_device_functions()) return;
+    for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++, are_gpus_put = true;
+}
+
+// Sends what is recorded: what follows may end the process. Nothing waits here for another thread.
+void flush_after_wait(bool has_failed) {
+    uint64_t now_ns = monotonic_ns();
+    if (!has_failed && now_ns < flush_from_ns) return;
+    std::unique_lock lock(end_mutex, std::try_to_lock);
+    if (!lock.owns_lock() || is_ended) return;
+    OwnCalls own;
+    put_gpus();
+    calls.send();
+    cuptiActivityFlushAll(0);
+    uint64_t end_ns = monotonic_ns();
+    flush_from_ns = end_ns + WAITS_SHARE * (end_ns - now_ns);
+}
 
 void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
     if (this_process() != owner) return;
@@ -215,27 +235,6 @@ void wait_for_buffers(std::chrono::milliseconds longest) {
         return waited < longest && !(is_exiting && waited >= LAST_OF_PROCESS);
     };
     while (cuptiActivityFlushAll(0), buffers_out && is_early()) std::this_thread::sleep_for(LOOK_MS);
-}
-
-// Puts the GPUs of this process. CUDA has begun when CUPTI has a buffer.
-void put_gpus() {
-    constexpr CUdevice GPUS_MAX = 256;
-    if (are_gpus_put || !has_device_functions()) return;
-    for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++, are_gpus_put = true;
-}
-
-// Sends what is recorded: what follows may end the process. Nothing waits here for another thread.
-void flush_after_wait(bool has_failed) {
-    uint64_t now_ns = monotonic_ns();
-    if (!has_failed && now_ns < flush_from_ns) return;
-    std::unique_lock lock(end_mutex, std::try_to_lock);
-    if (!lock.owns_lock() || is_ended) return;
-    OwnCalls own;
-    put_gpus();
-    calls.send();
-    cuptiActivityFlushAll(0);
-    uint64_t end_ns = monotonic_ns();
-    flush_from_ns = end_ns + WAITS_SHARE * (end_ns - now_ns);
 }
 
 // Ends the recording: turns CUPTI off, and sends the remaining records. Whether CUPTI had to be forced. Called with

@@ -59,8 +59,6 @@ class Windows {
         timespec limit{limit_ms / 1000, limit_ms % 1000 * 1'000'000};
         syscall(SYS_futex, &header_->turns, FUTEX_WAIT, seen, &limit, nullptr, 0);
     }
-    // Ends the waiting of all threads, of any process.
-    void wake() const { syscall(SYS_futex, &header_->turns, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
     // A hit of the trigger that begins windows; whether it began one.
     bool begin() {
         uint32_t seen = turns();
@@ -83,6 +81,8 @@ class Windows {
     }
 
   private:
+    // Ends the waiting of all threads, of any process.
+    void wake() const { syscall(SYS_futex, &header_->turns, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
     bool turn(uint32_t seen) {
         header_->turned_ns[(seen + 1) % 16] = monotonic_ns();
         if (!header_->turns.compare_exchange_strong(seen, seen + 1)) return false;
