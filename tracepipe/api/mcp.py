@@ -22,7 +22,6 @@ from base64 import b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,6 +33,7 @@ from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import REPORTS, JobOptions, Made, make, make_of_job
 from tracepipe.dataset.build import may_be_recording
 from tracepipe.errors import InputError, LibraryMissing, OutputError, TracepipeError
+from tracepipe.hooks.names import near_names
 from tracepipe.options import Option, flags_of, options_of
 from tracepipe.present.writing.rendering import lacks
 from tracepipe.printable import json_text, printable
@@ -301,7 +301,7 @@ class Answers:
                 return str(path)
         listed = {str(path): path for path, *_ in self._listed().rows}
         by_name = {Path(path).name: path for path in reversed(listed)}
-        near = get_close_matches(text, listed if "/" in text else by_name, 1)
+        near = near_names(text, listed if "/" in text else by_name, 1)
         hint = f"Did you mean {by_name.get(near[0], near[0])}?" if near else "Take a path of `recordings`."
         raise TracepipeError(f"Nothing that may be read is at {text}.", hint)
 

@@ -128,13 +128,19 @@ class Job:
         return int(steps["step"][order[(len(order) - 1) // 2]])
 
     @property
+    def _followed(self) -> Paths | None:
+        """The critical paths, which the replay without a change follows."""
+        _, error = self._programs
+        return None if error else self._paths
+
+    @property
     def led(self) -> dict[int, dict[int, int]]:
         """For each of at most PATHS_MOST steps, how long each rank is on its critical path, in ns, without
         transfers.
         """
-        return self._paths.led if self._paths and not self._programs[1] else {}
+        return paths.led if (paths := self._followed) else {}
 
     @property
     def path(self) -> list[Done]:
         """What the ranks did on the critical path of the step, nothing where not all ranks have the step."""
-        return self._paths.path if self._paths and not self._programs[1] else []
+        return paths.path if (paths := self._followed) else []

@@ -239,9 +239,9 @@ def slow_links(groups: Columns, members: Columns) -> Iterator[Suspect]:
     columns of `queries.GROUPS` and `queries.MEMBERS_OF_GROUPS`.
 
     Groups are similar if they run one operation on equally many ranks and elements. Their median transfers
-    are compared. If the last rank of a collective may not be recorded, its transfer is not known, and seems
-    longer: then it is the shortest ones. A slow link slows every group that its rank is in. Other ranks of
-    these groups are in faster ones too, unless each is in one group alone, or there are several slow links:
+    are compared; the shortest ones, if the last rank of a collective may not be recorded, as a transfer then
+    seems longer than it is. A slow link slows every group that its rank is in. Other ranks of these groups
+    are in faster ones too, unless each is in one group alone, or there are several slow links:
     ranks that cannot be distinguished are named together.
     """
     alike: dict[tuple[str, int, int], list[_Transfers]] = {}
