@@ -81,3 +81,5 @@ def test_waits_of_streams_that_were_not_recorded(tmp_path: Path) -> None:
     for extra in EXTRAS:
         (row,) = made("whatif", tmp_path / "ds", without=f"extra-{extra}")["changes"]
         assert row["new_ns"] == pytest.approx(lengths_ns[names["step none"]], rel=0.02)
+    with opened("duckdb", found) as engine:
+        assert Job(engine, found, names["step none"]).path, "also where it is asked for first"
