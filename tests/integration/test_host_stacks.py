@@ -16,6 +16,7 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.planted_causes import CAUSES
 from tests.support.program import PYTHONPATH
+from tests.support.pythons import VERSIONS, interpreter
 from tests.support.standin import needs
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer import CaptureRequest, capture
@@ -349,15 +350,9 @@ def test_every_version_of_python_here(tmp_path: Path) -> None:
     script.write_text(
         "import time\n\ndef inner():\n    time.sleep(0.05)\n\ndef outer():\n    inner()\n\nouter()\n"
     )
-    found = {
-        version: program
-        for folder in os.environ.get("PYENV_ROOT", "/root/.pyenv").split(os.pathsep)
-        for version in ("3.10", "3.11", "3.12", "3.13")
-        for program in sorted(Path(folder).glob(f"versions/{version}.*/bin/python"))
-    }
-    programs = {**found, f"{sys.version_info[0]}.{sys.version_info[1]}": Path(sys.executable)}
-    for program in programs.values():
-        records = recorded(tmp_path, [str(program), str(script)])
+    programs = [python for version in VERSIONS if (python := interpreter(version)) is not None]
+    for program in programs:
+        records = recorded(tmp_path, [program, str(script)])
         assert [[str(script), 4, "inner"], [str(script), 7, "outer"], [str(script), 9, "<module>"]] in [
             python_of(frames) for frames in stacks_of(records, "off-CPU")
         ]

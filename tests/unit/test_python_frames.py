@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.compiled import compiled
+from tests.support.pythons import VERSIONS, interpreter
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tracepipe/tracer/gpu/native"
 SOURCES = ROOT / "tests/gpu"
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-ASKED = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
 @pytest.fixture(scope="session")
@@ -29,21 +26,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}"]
     source = str(SOURCES / "python_frames.cpp")
     return compiled([compiler, *flags, source, "-ldl"], made)
-
-
-def interpreter(version: str) -> str | None:
-    """A Python of that version on this machine, pyenv's too."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    found = [
-        sys.executable,
-        shutil.which(f"python{version}"),
-        *pyenv.glob(f"versions/{version}.*/bin/python"),
-    ]
-    for python in filter(None, found):
-        answer = subprocess.run([python, "-c", ASKED], capture_output=True, text=True, check=False)
-        if answer.stdout.strip() == version:
-            return str(python)
-    return None
 
 
 @pytest.mark.parametrize("version", VERSIONS)

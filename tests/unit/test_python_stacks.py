@@ -15,7 +15,7 @@ import pytest
 from tests.support.gpu_channel import collected
 from tests.support.gpu_libraries import SOURCES, build_library
 from tests.support.gpu_records import kernel_renderer, pack_record, warp_renderer
-from tests.unit.test_python_frames import VERSIONS, interpreter
+from tests.support.pythons import VERSIONS, interpreter
 from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.engines.channel import NAME, Channel, Kind, records
 from tracepipe.tracer.gpu.engines.kernels import CALL, KernelKind

@@ -336,6 +336,7 @@ static inline void send_name(u8 kind, u32 tid, u32 tgid, u32 id)
 #define LOOKS_AT 56
 #define LOOKS_AT_ONCE 4
 #define LOOKS_MOST 12
+#define CODE_TAGS 7ull /* from Python 3.14 on, a frame's references may have some in low bits */
 
 /* Where the Python of a process has its states and frames: offsets in bytes, of host_stacks.py. */
 struct python {
@@ -459,7 +460,7 @@ static inline u64 send_stack(void *ctx, struct thread *thread, u32 tid, u32 tgid
             }
             if (bpf_probe_read_user(stack->frame, python->frame_bytes & 127, (void *)frame))
                 break;
-            u64 code = FRAME_WORD(stack, python->code), at = FRAME_WORD(stack, python->at);
+            u64 code = FRAME_WORD(stack, python->code) & ~CODE_TAGS, at = FRAME_WORD(stack, python->at);
             if (python->owner != NONE && stack->frame[python->owner & 127] == OF_C)
                 code = at = 0;
             else if (!thread)

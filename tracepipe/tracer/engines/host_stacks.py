@@ -109,8 +109,10 @@ _LAYOUTS: Final = {
     11: _Layout(48, 16, 8, 160, NONE, 56, 8, 48, 32, 56, 69, 112, 128, 136, 72, 168, 184, 48, 72),
     12: _Layout(48, 72, 8, 144, NONE, 56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56),
     13: _Layout(640, 7344, 8, 160, NONE, 72, NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56),
+    14: _Layout(816, 7344, 8, 160, NONE, 72, NONE, 8, 0, 56, 74, 112, 128, 136, 68, 192, 208, 40, 56),
+    15: _Layout(944, 7336, 8, 184, NONE, 72, NONE, 8, 0, 56, 74, 112, 128, 136, 68, 192, 208, 40, 56),
 }
-FRAME_BYTES: Final = {10: 104, 11: 72, 12: 72, 13: 72}
+FRAME_BYTES: Final = {10: 104, 11: 72, 12: 72, 13: 72, 14: 80, 15: 80}
 """How much of a frame has what is read."""
 _PYTHON: Final = struct.Struct("<Q12H")
 _DEBUG_OFFSETS: Final = (13, b"xdebugpy", 40, 72)
@@ -121,7 +123,8 @@ _INTERPRETER: Final = re.compile(
     r"_?PyEval_|_PyFunction_Vectorcall|Py_(?:Run|Bytes)?Main|pymain_|_?PyRun_|_start$|__libc_start|main$"
 )
 _CODE_BYTES: Final = 208
-_ADDRESS: Final = (1 << 48) - 1
+# From Python 3.14 on, a frame's references may have tags in the low bits.
+_ADDRESS: Final = (1 << 48) - 8
 _TEXT_BYTES, _TABLE_BYTES = 1024, 1 << 16
 
 

@@ -62,7 +62,7 @@ def joined(*members: str) -> str:
 
 def record_line(record: Mapping[str, Any]) -> str:
     """The line of a record that is given as a mapping. Arguments and paths need not be UTF-8: a byte that is
-    not becomes an escape as Python shows it, `\udcff`.
+    not becomes an escape as Python shows it, `\\udcff`.
     """
     try:
         return _json_of(record)

@@ -8,7 +8,7 @@
 //                      code ──▶ names of file and function, table of lines
 //
 // A thread's own frames do not change while it is in this code, and they keep their code objects alive. The
-// layout of these structs is the same in all releases of a minor version of CPython (3.10 to 3.13, but not in
+// layout of these structs is the same in all releases of a minor version of CPython (3.10 to 3.15, but not in
 // builds without the GIL or with Py_TRACE_REFS). The first walk in a process uses process_vm_readv, which
 // fails for memory that cannot be read. If anything is not as expected, nothing more is read. Nothing is read
 // either once the interpreter shuts down, as it frees the states of threads that still run.
@@ -51,7 +51,7 @@ class PythonFrames {
         code_type_ = reinterpret_cast<uintptr_t>(dlsym(RTLD_DEFAULT, "PyCode_Type"));
         int minor = 0;
         if (!version || !state || !code_type_ || !is_ending_ || sscanf(version(), "3.%d", &minor) != 1) return false;
-        if (minor < 10 || minor > 13 || strstr(version(), "free-threading")) return false;
+        if (minor < 10 || minor > 15 || strstr(version(), "free-threading")) return false;
         layout_ = &LAYOUTS[minor - 10];
         state_ = state;
         return true;
@@ -116,9 +116,12 @@ class PythonFrames {
         {56, 8, 48, 32, 56, 69, 112, 128, 136, 72, 168, 184, 48, 72},
         {56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56},
         {72, NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56},
+        {72, NONE, 8, 0, 56, 74, 112, 128, 136, 68, 192, 208, 40, 56},
+        {72, NONE, 8, 0, 56, 74, 112, 128, 136, 68, 192, 208, 40, 56},
     };
     static constexpr unsigned WALK_MAX = 1 << 16;  // frames; a longer chain is cut
     static constexpr uint8_t OF_GENERATOR = 1, OF_C = 3;
+    static constexpr uintptr_t CODE_TAGS = 7;  // from 3.14 on, a frame's references may have some in low bits
     static constexpr unsigned BYTES_SIZE = 16, BYTES_DATA = 32, TEXT_LENGTH = 16, TEXT_HASH = 24, TEXT_STATE = 32;
     static constexpr int64_t UNIT_BYTES = 2, TEXT_MAX = 1024, TABLE_MAX = 1 << 20;
 
@@ -161,7 +164,9 @@ class PythonFrames {
         if (layout.owner != NONE && !take<is_safe>(frame + layout.owner, owner)) return -1;
         if (owner == OF_C) return 0;
         uintptr_t type = 0;
-        if (!take<is_safe>(frame + layout.code, found.code) || !take<is_safe>(found.code + 8, type)) return -1;
+        if (!take<is_safe>(frame + layout.code, found.code)) return -1;
+        found.code &= ~CODE_TAGS;
+        if (!take<is_safe>(found.code + 8, type)) return -1;
         if (type != code_type_) return -1;
         if (layout.instructions == NONE) {
             int32_t at = 0;
