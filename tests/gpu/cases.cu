@@ -268,7 +268,7 @@ static void devices() {
 // Says when it has begun, after 500 launches and ten times the 25 ms that a killed process may lose; goes on for
 // some seconds, with as many launches as others leave it the GPU for.
 static void for_a_while() {
-    const int n = 1 << 12;
+    const int n = 1 << 8;
     float *a = floats(n), *b = floats(n, 2), *c = floats(n, 0);
     auto now = std::chrono::steady_clock::now;
     auto begun = now() + std::chrono::milliseconds(250);

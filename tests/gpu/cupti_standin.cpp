@@ -86,6 +86,9 @@ bool is_spoiled, is_finalized, is_crossed, is_flushed_here;
 void look_for_replay();
 bool is_late, is_hidden;
 std::atomic<bool> has_gpu;
+// A flush by the library's thread, which has taken what was there, lasts until the program waits for the GPU.
+enum Lasting { BRIEF, ASKED, LASTS, IS_WAITED_FOR };
+std::atomic<Lasting> lasting;
 std::map<pid_t, std::vector<std::string>> held;  // by thread, what CUPTI has not put into buffers
 std::atomic<uint32_t> correlations;
 thread_local uint32_t correlation;  // of the thread's call
@@ -226,6 +229,7 @@ void *handle(uintptr_t number) { return reinterpret_cast<void *>(number); }
 #include "graphs_standin.h"
 // Calls that record an event and wait. A stream's handle is its number.
 void wait() {
+    if (lasting == LASTS) lasting = IS_WAITED_FOR;
     const void *event = handle(0x5000), *recorded[] = {event, handle(13)}, *waits[] = {handle(14), event};
     call(CUPTI_DRIVER_TRACE_CBID_cuEventRecord, recorded);
     call(CUPTI_DRIVER_TRACE_CBID_cuStreamWaitEvent, waits);
@@ -266,7 +270,7 @@ CUptiResult cuptiGetStreamIdEx(CUcontext, CUstream stream, uint8_t, uint32_t *nu
     return *number = uint32_t(reinterpret_cast<uintptr_t>(stream)), CUPTI_SUCCESS;
 }
 CUptiResult cuptiActivityFlushAll(uint32_t flag) {
-    std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     is_flushed_here |= syscall(SYS_gettid) == getpid();
     if (is_late) run_waiting();
     for (auto &[thread, records] : std::exchange(held, {}))
@@ -283,6 +287,12 @@ CUptiResult cuptiActivityFlushAll(uint32_t flag) {
         Buffer full = std::move(buffer);
         buffer = {};
         complete(nullptr, 0, full.memory, full.bytes, full.used);
+    }
+    lock.unlock();
+    Lasting asked = ASKED;
+    if (syscall(SYS_gettid) != getpid() && lasting.compare_exchange_strong(asked, LASTS)) {
+        while (lasting == LASTS) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return CUPTI_SUCCESS;
 }
@@ -443,6 +453,8 @@ int main() {
             what = kinds.empty() ? "asked for nothing" : "asked for some";
         }
         if (what == "late") is_late = true;
+        if (what == "lasts")
+            for (lasting = ASKED; lasting != LASTS;) std::this_thread::yield();
         if (what == "hidden") is_hidden = true;
         if (what == "end" && scanf("%31s", word) == 1) end_by(word, [] { launch(NOW), launch(NOW); });
         if (what == "quit") break;

@@ -24,7 +24,7 @@ from tracepipe.tracer.request import CaptureRequest
 pytestmark = pytest.mark.gpu
 
 PATIENCE_S = 120
-WARPS = 16 * 8  # of a launch
+WARPS = 8  # of a launch
 HALF = {"tiny": 101, "gridStride": 1}
 
 # 200 kernels before, in and after a profile of torch's own, and how many that one has of its.

@@ -281,9 +281,16 @@ def test_kernels_without_times_or_without_records_are_counted(
     assert len(recorded.of("userspace")) == 31
 
 
-def test_what_a_program_has_waited_for_is_sent_before_it_goes_on(recorded: Recorded) -> None:
-    """What follows may end it, and CUPTI writes times only when it is flushed."""
+@pytest.mark.parametrize("is_flushing", [False, True])
+def test_what_a_program_has_waited_for_is_sent_before_it_goes_on(
+    recorded: Recorded, is_flushing: bool
+) -> None:
+    """What follows may end it, and CUPTI writes times only when it is flushed, perhaps by another thread that
+    began before the work had ended.
+    """
     recorded.do("late")
+    if is_flushing:
+        recorded.do("lasts")
     recorded.do("launch 30")
     assert recorded.do("flushed") == "not flushed"
     recorded.do("waits")

@@ -121,15 +121,17 @@ class ApiCalls {
         put(*thread, call);
         return function.flags & CALL_WAITS;
     }
-    // Sends all calls that have returned, and gives up the buffers of threads that have ended.
-    void send() {
+    // Sends all calls that have returned, and gives up the buffers of threads that have ended. Whether there were any.
+    bool send() {
+        bool are_any = false;
         std::lock_guard<std::mutex> lock(mutex_);
         for (auto thread = threads_.begin(); thread != threads_.end();) {
             bool is_ended = tgkill(this_process(), pid_t((*thread)->tid), 0) != 0;
-            send(**thread);
+            are_any |= send(**thread);
             if (is_ended) give_up(**thread);
             thread = is_ended ? threads_.erase(thread) : std::next(thread);
         }
+        return are_any;
     }
     // At the end of the recording or of the process: other processes can have the buffers.
     void give_up_buffers() {
@@ -232,9 +234,11 @@ class ApiCalls {
         if ((thread.kept = channel_.kept(thread.buffer))) thread.kept->sent = 0, thread.kept->is_out = 1;
         return thread.buffer != nullptr;
     }
-    void send(Thread &thread) {
+    bool send(Thread &thread) {
         std::lock_guard<std::mutex> lock(thread.mutex);
+        bool are_any = thread.used != 0;
         send_all(thread);
+        return are_any;
     }
     void send_all(Thread &thread) {
         std::vector<Call> calls;

@@ -45,6 +45,8 @@ using namespace tracepipe;
 constexpr size_t BUFFER_BYTES = KEPT_BYTES;
 // The first flushes follow sooner: names of kernels come only with them.
 constexpr unsigned FIRST_FLUSH_MS = 1, FLUSH_MS = 25;
+// While the program calls nothing, only each so many turns flush.
+constexpr unsigned IDLE_TURNS = 10;
 // The longest waits for buffers: the capture process waits longer, and a process that ends has little left.
 constexpr auto LAST_OF_RECORDING = std::chrono::milliseconds(2000), LAST_OF_PROCESS = std::chrono::milliseconds(250);
 constexpr size_t PAGE_BYTES = 4096;
@@ -53,6 +55,8 @@ constexpr auto LOOK_MS = std::chrono::milliseconds(2);
 // at the end of each wait took 1.2 to 1.6 times as long, and 1.1 to 1.2 times if that only woke the library's thread. So
 // waits may flush for one part in so many of the time.
 constexpr uint64_t WAITS_SHARE = 100;
+// How long a wait stays for the library's thread, which may have begun to flush before the work ended.
+constexpr uint64_t FLUSHING_NS = 20'000'000;
 struct Work {
     CUpti_ActivityKind kind;
     const char *what;
@@ -198,11 +202,12 @@ void put_gpus() {
     for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++, are_gpus_put = true;
 }
 
-// Sends what is recorded: what follows may end the process. Nothing waits here for another thread.
+// Sends what is recorded: what follows may end the process.
 void flush_after_wait(bool has_failed) {
     uint64_t now_ns = monotonic_ns();
     if (!has_failed && now_ns < flush_from_ns) return;
     std::unique_lock lock(end_mutex, std::try_to_lock);
+    while (!lock.owns_lock() && monotonic_ns() - now_ns < FLUSHING_NS) Gate::pause(), lock.try_lock();
     if (!lock.owns_lock() || is_ended) return;
     OwnCalls own;
     put_gpus();
@@ -335,6 +340,7 @@ void flush_often(void *) {
     std::unique_lock lock(end_mutex);
     for (;;) {
         bool may_leave = false;
+        unsigned idle = 0;  // turns without a call and without a buffer
         for (unsigned wait_ms = FIRST_FLUSH_MS; !wait_for_flush(lock, wait_ms);) {
             follow_window();
             if (channel.is_over()) {
@@ -342,8 +348,8 @@ void flush_often(void *) {
                 break;
             }
             if (buffers_out) put_gpus();
-            calls.send();
-            cuptiActivityFlushAll(0);
+            idle = calls.send() || buffers_out ? 0 : idle + 1;
+            if (idle % IDLE_TURNS == 0) cuptiActivityFlushAll(0);
         }
         // Not of a process that exits, where CUPTI's own data may be gone.
         if (may_leave && !is_exiting && cuptiFinalize() == CUPTI_SUCCESS) subscription.forget();
