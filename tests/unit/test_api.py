@@ -79,7 +79,7 @@ def test_importing_it_loads_next_to_nothing() -> None:
     assert {name.partition(".")[0] for name in loaded} <= {
         "tracepipe", "typing", "collections", "contextlib", "copyreg", "functools", "operator", "re", "types",
         "enum", "keyword", "reprlib", "itertools", "warnings", "__future__",
-        "_collections", "_functools", "_operator", "_typing", "_sre", "_thread",
+        "_collections", "_functools", "_operator", "_typing", "_types", "_sre", "_thread",
     }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import pytest
 from tests.support.recordings import Load, loader, span, write
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.analyses.host_samples import HostSamples, place_of
+from tracepipe.analyses.steps import loading_of
 from tracepipe.api.convert import convert
 from tracepipe.event.columns import NONE
 from tracepipe.event.stacks import Frame, Stacks
@@ -32,6 +33,7 @@ STEP = {"function": "step", "file": "/home/me/train.py", "line": 31}
 LOADS = {"function": "loads", "file": "/usr/lib/python3.12/json/__init__.py", "line": 346}
 SLEEP = {"function": "clock_nanosleep", "file": LIBC}
 UNKNOWN = {"function": "unknown", "file": "[unknown]"}
+NEXT = {"function": "_BaseDataLoaderIter.__next__", "file": "/v/torch/utils/data/dataloader.py", "line": 740}
 COLLECTING = {"function": "visit_decref", "file": PYTHON}
 
 
@@ -240,3 +242,28 @@ def test_perfetto_has_the_samples_and_their_stacks(tmp_path: Path) -> None:
     names = ["loads (json/__init__.py:346)", "step (me/train.py:31)"]
     assert [row["name"] for row in rows] == names * 2
     assert [(row["name"], row["dur"]) for row in slices] == [("off-CPU", 19 * MS)]
+
+
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_data_is_loaded_where_the_launching_thread_takes_a_batch(load: Load, *, has_steps: bool) -> None:
+    """Also while it parses itself; not by another thread, nor in a stretch between calls without a sample."""
+    steps = [span(0, 50_000_000, "step 1", "annotation", pid=1, tid=1)] if has_steps else []
+    found = loading_of(
+        load(
+            stack(1, SLEEP, NEXT, STEP),
+            stack(2, LOADS, NEXT, STEP),
+            stack(3, STEP),
+            *steps,
+            span(1_000_000, 2_000_000, "cudaLaunchKernel", pid=1, tid=1, launch=1),
+            off(2_500_000, 9_000_000, 1),
+            off(3_000_000, 8_000_000, 1, tid=2),
+            sample(12_000_000, 2),
+            sample(16_000_000, 3),
+            span(20_000_000, 21_000_000, "cudaLaunchKernel", pid=1, tid=1, launch=2),
+            span(22_000_000, 23_000_000, "k", "gpu_kernel", gpu=0, stream=7, launch=2),
+            span(30_000_000, 31_000_000, "cudaDeviceSynchronize", pid=1, tid=1),
+            sample(40_000_000, 2, tid=2),
+        )
+    )
+    # From the call on, as it leaves its processor soon; until halfway to the sample that does not load.
+    assert (found.start_ns.tolist(), found.end_ns.tolist()) == ([2_000_000], [14_000_000])

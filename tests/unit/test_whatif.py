@@ -77,16 +77,19 @@ class Program:
 
 def train(seed: int, *, host_bound: bool, extra: str = "", faster: float = 1, free: bool = False) -> Program:
     """Steps that differ a little, each with an extra part."""
-    source, program = random.Random(seed), Program()
+    source, program, loads = random.Random(seed), Program(), random.Random(seed)
     for step in range(STEPS):
         start = program.now
+        if extra == "loads":
+            program.compute(loads.randrange(100_000, 2_000_000))
+            program.mark("extra", start)
         for at in range(40):
             program.compute(source.randrange(4_000, 9_000))
             work = source.randrange(2_000, 5_000) if host_bound else source.randrange(10_000, 30_000)
             program.launch(
                 "gemm" if at % 2 else "add", int(work / (faster if at % 2 else 1)), 0 if free else 3_000
             )
-            if at == 20 and extra:
+            if at == 20 and extra not in ("", "loads"):
                 begin = program.now
                 if extra == "host":
                     program.compute(300_000)
@@ -124,7 +127,7 @@ def changes(program: Program, load: Load, **options: Any) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("host_bound", [False, True], ids=["GPU-bound", "host-bound"])
-@pytest.mark.parametrize("extra", ["host", "sync", "gpu", "small"])
+@pytest.mark.parametrize("extra", ["host", "sync", "gpu", "small", "loads"])
 def test_without_a_range(load: Load, extra: str, host_bound: bool) -> None:
     with_it = train(1, host_bound=host_bound, extra=extra)
     truth = median_ns(train(1, host_bound=host_bound))

@@ -20,6 +20,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int64s, distinct
 from tracepipe.event.groups import RowsByNumber
+from tracepipe.event.intervals import Stretches
 from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.event.vocabulary import OFF_CPU, UNKNOWN_CODE
 from tracepipe.store.run import Run
@@ -31,6 +32,12 @@ _INTERPRETER: Final = re.compile(r"(?:^|/)(?:lib)?python3?[\d.]*(?:t?\.so[\d.]*)
 _COLLECTS: Final = re.compile(
     r"gc_|visit_|\w+_traverse$|deduce_unreachable|subtract_refs|untrack_|move_unreach"
 )
+# Where a program takes its next batch: of PyTorch, TensorFlow, DALI and Grain.
+_LOADERS: Final = re.compile(
+    r"(?:^|/)(?:torch/utils/data/dataloader|tensorflow/python/data/ops/iterator_ops|nvidia/dali/plugin/.+"
+    r"|grain/.+)\.py$"
+)
+_TAKES_NEXT: Final = re.compile(r"(?:.*\.)?__next__$")
 _MODULE: Final = re.compile(
     r"(?:.*/(?:site|dist)-packages/|.*/lib(?:64)?/python\d[\d.]*/|<frozen )(.+?)(?:\.py|>)$"
 )
@@ -67,6 +74,8 @@ class HostSamples:
         self._on, self._off = RowsByNumber(thread[on], on), RowsByNumber(thread[off], off)
         self.threads = distinct(thread)
         """The threads that have any."""
+        self.loads = loading_stacks(run.stacks) if self.any else np.zeros(1, np.bool_)
+        """By the number of a stack."""
 
     def samples(self, thread: int) -> tuple[Int64s, Int64s]:
         """The times and stacks of the samples of a thread while it ran. Shapes `(samples,)`."""
@@ -101,6 +110,32 @@ class HostSamples:
             stack = np.where(counts, on_stack[nearest], stack)
         waits = np.append(self._waits[self._layer.shape[rows]], False)[last_off]
         return Pieces(stretch, at_ns, until_ns, stack, is_off & waits)
+
+
+    def loading(self, thread: int, start_ns: Int64s, end_ns: Int64s) -> Stretches:
+        """When a thread takes its next batch of data, in some stretches as of `pieces`, which have samples."""
+        known_ns = np.sort(np.append(self.samples(thread)[0], self._layer.start_ns[self._off.of(thread)]))
+        first, last = np.searchsorted(known_ns, start_ns), np.searchsorted(known_ns, end_ns)
+        pieces = self.pieces(thread, start_ns, end_ns)
+        loads = self.loads[pieces.stack] & (first < last)[pieces.stretch]
+        return Stretches(pieces.start_ns[loads], pieces.end_ns[loads])
+
+
+def loading_stacks(stacks: Stacks) -> Bools:
+    """Flags stacks in which the program takes its next batch of data. The last place is for no stack."""
+    loads = np.array(
+        [
+            one.file is not None
+            and _TAKES_NEXT.match(one.function) is not None
+            and _LOADERS.search(one.file) is not None
+            for one in stacks.frames
+        ],
+        np.bool_,
+    )
+    stack, _, frame = stacks.rows()
+    found = np.zeros(len(stacks) + 1, np.bool_)
+    found[stack[loads[frame]]] = True
+    return found
 
 
 def place_of(stacks: Stacks, stack: int, *, waits: bool) -> str:

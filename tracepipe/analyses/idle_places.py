@@ -22,9 +22,10 @@ from tracepipe.analyses.host_samples import HostSamples, Pieces, place_of
 from tracepipe.analyses.host_states import STATES, UNKNOWN, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, KEYS, IdleGaps
 from tracepipe.analyses.nesting import nearest_of, nearest_of_some, open_at
-from tracepipe.analyses.steps import is_loading, is_step, steps_of
+from tracepipe.analyses.steps import is_loading, is_step, loading_by_stacks, steps_of
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts, sums_by
+from tracepipe.event.intervals import Stretches
 from tracepipe.event.stacks import Frame
 from tracepipe.event.vocabulary import OPERATORS, PYTHON_LAYERS
 from tracepipe.store.python_stacks import frame_of
@@ -35,6 +36,7 @@ from tracepipe.units import counted
 # Functions of a framework: `aten::add_, seq = 5`, `CudnnConvolutionBackward0`.
 _OPERATOR: Final = re.compile(r"\w+(::\w+)+([ ,:(].*)?|\w+Backward\d*(, .*)?")
 _NUMBER: Final = re.compile(r"\d{1,9}$")
+_NONE_LOADED: Final = Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class IdlePlaces:
 
     `gap` is a row of the gaps. `range` is the number of the name of the innermost range that is no operator,
     and in no range in which data is loaded; `line` is an index into `lines`; NONE where there is none.
-    `state`, `call` and `syscall` are as in `HostStates.of`. The pieces of a gap add up to its length.
+    `state`, `call` and `syscall` are as in `HostStates.of`. `loads`: its stack says that it takes its
+    next batch of data. The pieces of a gap add up to its length.
     """
 
     gap: Ints
@@ -53,6 +56,7 @@ class IdlePlaces:
     call: Ints
     syscall: Ints
     dur_ns: Int64s
+    loads: Bools
     lines: list[str]
     are_sampled: bool = False
     """Whether the lines are of samples of the threads' stacks."""
@@ -148,19 +152,20 @@ def idle_places(run: Run, gaps: IdleGaps, states: HostStates) -> IdlePlaces:
     functions where they are recorded as slices, else of the launch call.
     """
     finder, called = _Finder(run), _called_rows(run, gaps)
-    found: list[tuple[Any, ...]] = [(np.zeros(0, np.int64),) * 7]
+    found: list[tuple[Any, ...]] = [(*(np.zeros(0, np.int64),) * 7, np.zeros(0, np.bool_))]
     for own, place, launching in _by_thread(run, gaps):
-        gap, start_ns, end_ns, range_, line = finder.pieces(place, gaps, own)
+        gap, start_ns, end_ns, range_, line, loads = finder.pieces(place, gaps, own)
         if launching == NONE:
             state = np.full(len(gap), STATES.index(UNKNOWN)), np.full(len(gap), NONE), np.full(len(gap), NONE)
-            found.append((gap, range_, line, *state, end_ns - start_ns))
+            found.append((gap, range_, line, *state, end_ns - start_ns, loads))
             continue
         spent = states.of(run.shapes.ids_of(int(called.shape[own[0]])), start_ns, end_ns)
         piece = spent["stretch"]
         if states.hooked == PYTHON_FUNCTIONS:  # the line says more than the outermost of them
             spent["call"][spent["state"] == STATES.index(HOOKED)] = NONE
-        found.append((gap[piece], range_[piece], line[piece], *(spent[key] for key in (*KEYS, "dur_ns"))))
-    names = ("gap", "range", "line", *KEYS, "dur_ns")
+        doing = (spent[key] for key in (*KEYS, "dur_ns"))
+        found.append((gap[piece], range_[piece], line[piece], *doing, loads[piece]))
+    names = ("gap", "range", "line", *KEYS, "dur_ns", "loads")
     columns = {name: np.concatenate([one[at] for one in found]) for at, name in enumerate(names)}
     return IdlePlaces(**columns, lines=finder.lines, are_sampled=finder.samples.any)
 
@@ -252,26 +257,29 @@ class _Finder:
 
     def pieces(
         self, thread: int, gaps: IdleGaps, own: Int64s
-    ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
+    ) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s, Bools]:
         """Some gaps, cut where the range or the line of a thread changes: for each piece its gap, start and
-        end, the name of the range and the line. Shapes `(pieces,)`.
+        end, the name of the range, the line, and `loads`. Shapes `(pieces,)`.
         """
         start_ns, end_ns = gaps.start_ns[own], gaps.end_ns[own]
         sampled = self.samples.pieces(thread, start_ns, end_ns) if self.samples.any else None
         changes_ns = self._functions.edges_ns(thread) if sampled is None else sampled.start_ns
-        edges_ns = np.unique(np.concatenate([start_ns, self._ranges.edges_ns(thread), changes_ns]))
+        loading = loading_by_stacks(self._run).get(thread, _NONE_LOADED)
+        edges_ns = np.concatenate([start_ns, self._ranges.edges_ns(thread), changes_ns])
+        edges_ns = np.unique(np.concatenate([edges_ns, loading.start_ns, loading.end_ns]))
         gap = np.searchsorted(start_ns, edges_ns, "right") - 1
         inside = (gap >= 0) & (edges_ns < end_ns[gap])
         at_ns, gap = edges_ns[inside], gap[inside]
         range_ = self._names(self._ranges.around(thread, at_ns))
+        loads = loading.covered_ns(at_ns, at_ns + 1) > 0
         if sampled is not None:
             line = self._sampled(sampled)[np.searchsorted(sampled.start_ns, at_ns, "right") - 1]
         else:
             line = self._lines(thread, at_ns) if self._functions.any else self._called(gaps.call[own])[gap]
-        first = run_starts(gap, range_, line)
+        first = run_starts(gap, range_, line, loads)
         gap, at_ns = gap[first], at_ns[first]
         until_ns = np.minimum(np.append(at_ns[1:], np.iinfo(np.int64).max), end_ns[gap])
-        return own[gap], at_ns, until_ns, range_[first], line[first]
+        return own[gap], at_ns, until_ns, range_[first], line[first], loads[first]
 
     def _names(self, rows: Int64s) -> Int64s:
         layer = self._run.layer("annotation")

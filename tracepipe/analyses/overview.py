@@ -162,7 +162,7 @@ def _kinds(run: Run, gaps: IdleGaps, places: IdlePlaces, queued: Bools) -> Ints:
     short, own = gaps.dur_ns() < SHORT_NS, is_state(USER, HOOKED)
     launches = named(places.call, LAUNCH.fullmatch) & (places.dur_ns < _LONG_LAUNCH_NS)
     order = {
-        Kind.LOADING: named(places.range, is_loading),
+        Kind.LOADING: named(places.range, is_loading) | places.loads,
         Kind.QUEUED: queued[places.gap],
         Kind.UNKNOWN: is_state(UNKNOWN),
         Kind.LAUNCHES: launches | (own & short[places.gap]),

@@ -813,10 +813,14 @@ class Window:
         np.maximum.at(ends_ns, self.number, timeline.end_ns)
         # What has no rows yet begins in a later window.
         gpu_ns = np.repeat(np.where(np.diff(self.bounds) > 0, ends_ns, -_NEVER), np.diff(self.steps_at))
-        np.minimum.at(gpu_ns, self._main_step, timeline.start_ns[self._main])
+        is_there = timeline.start_ns[self._main] > _NEVER // 2  # what is dropped may have waited for nothing
+        np.minimum.at(gpu_ns, self._main_step[is_there], timeline.start_ns[self._main[is_there]])
         if not on_host.any():
             return gpu_ns, gpu_ns
         host_ns = np.where(follows_end, timeline.end_ns[row], timeline.call_ns[row]) + since_ns
+        if len(timeline.begins_ns):
+            # Where the host needs less time before its first call than it did, it may have been in the step.
+            host_ns = np.maximum(host_ns, timeline.begins_ns[2 * row])
         return np.where(on_host, host_ns, gpu_ns), gpu_ns
 
     def paths(self, timeline: Timeline, steps: Iterable[int]) -> Iterator[list[Piece]]:

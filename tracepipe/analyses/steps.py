@@ -9,11 +9,13 @@ from typing import Final
 import numpy as np
 
 from tracepipe.analyses.cuda_calls import rows_named
-from tracepipe.analyses.gpu_work import Partition, Work, gpu_times, partition_of, streams_of
-from tracepipe.event.columns import NONE, Int64s, Ints
+from tracepipe.analyses.gpu_work import Partition, Work, gpu_times, gpu_work, partition_of, streams_of
+from tracepipe.analyses.host_samples import HostSamples
+from tracepipe.event.columns import NONE, Int64s, Ints, distinct
 from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.event.intervals import Stretches
 from tracepipe.store.run import Run, once_a_run
+from tracepipe.store.schema import SPAN
 
 # ProfilerStep#12 is what torch.profiler calls a step; others call theirs "step", "train_step 7", "Step: 3",
 # "iteration 5", "step[DECODE bs=4]".
@@ -84,10 +86,34 @@ def steps_of(run: Run) -> Steps:
     return Steps(np.array(numbers, np.int64), names, starts_ns, np.append(starts_ns[1:], last_ns), thread)
 
 
+@once_a_run
 def loading_of(run: Run) -> Stretches:
-    """When data was loaded."""
+    """When data was loaded: in ranges that are called so, and where stacks say so."""
     rows, layer = rows_named(run, "annotation", is_loading), run.layer("annotation")
-    return Stretches(layer.start_ns[rows], layer.end_ns[rows])
+    found = Stretches(layer.start_ns[rows], layer.end_ns[rows])
+    for one in loading_by_stacks(run).values():
+        found = found.joined(one)
+    return found
+
+
+@once_a_run
+def loading_by_stacks(run: Run) -> dict[int, Stretches]:
+    """When the thread that has the steps took its next batch of data, by samples of its stack between its
+    CUDA calls; without steps, each thread that launches.
+    """
+    samples, found = HostSamples(run), dict[int, Stretches]()
+    if not samples.loads.any():
+        return found
+    steps, calls, work = steps_of(run), run.layer("userspace"), gpu_work(run)
+    threads, (begin_ns, end_ns) = run.shapes.threads[0], (steps.start_ns[0], steps.end_ns[-1])
+    of_call, called = threads[calls.shape], work.call[work.call != NONE]
+    for thread in [steps.thread] if steps.are_marked else distinct(of_call[called]).tolist():
+        own = np.flatnonzero((of_call == thread) & (calls.kind == SPAN))
+        inside = Stretches(*(np.clip(ns[own], begin_ns, end_ns) for ns in (calls.start_ns, calls.end_ns)))
+        start_ns, until_ns = np.append(begin_ns, inside.end_ns), np.append(inside.start_ns, end_ns)
+        lasts = until_ns > start_ns
+        found[thread] = samples.loading(thread, start_ns[lasts], until_ns[lasts])
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

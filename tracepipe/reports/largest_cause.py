@@ -13,7 +13,7 @@ from tracepipe.analyses.changes import Recorded, free_launches, without_stretche
 from tracepipe.analyses.gpu_work import COPIES, gpu_work
 from tracepipe.analyses.overview import SHORT_NS, Kind, Overview, Reason
 from tracepipe.analyses.replay import STEPS_LEAST, Change, Replay, whole
-from tracepipe.analyses.steps import is_loading, loading_of
+from tracepipe.analyses.steps import loading_of
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import elided
 from tracepipe.store.run import Run
@@ -165,7 +165,7 @@ def _without(run: Run, subject: Recorded, cause: _Cause) -> Change | None:
         return None
     kind, call = cause.reason.kind, cause.reason.call
     if kind is Kind.LOADING:
-        return without_stretches(one, subject.ranges(is_loading))
+        return without_stretches(one, loading_of(run))
     if kind is Kind.LAUNCHES:
         return free_launches(one)
     if kind in (Kind.WAITS, Kind.CALL) and call:
