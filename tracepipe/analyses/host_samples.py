@@ -111,9 +111,10 @@ class HostSamples:
         waits = np.append(self._waits[self._layer.shape[rows]], False)[last_off]
         return Pieces(stretch, at_ns, until_ns, stack, is_off & waits)
 
-
     def loading(self, thread: int, start_ns: Int64s, end_ns: Int64s) -> Stretches:
-        """When a thread takes its next batch of data, in some stretches as of `pieces`, which have samples."""
+        """When a thread takes its next batch of data, in those of some stretches, as of `pieces`, that have
+        samples.
+        """
         known_ns = np.sort(np.append(self.samples(thread)[0], self._layer.start_ns[self._off.of(thread)]))
         first, last = np.searchsorted(known_ns, start_ns), np.searchsorted(known_ns, end_ns)
         pieces = self.pieces(thread, start_ns, end_ns)

@@ -22,7 +22,7 @@ import struct
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -31,7 +31,7 @@ from tracepipe.errors import InputError
 from tracepipe.event.model import INDEX_LIMIT
 from tracepipe.event.vocabulary import UNKNOWN_CODE
 from tracepipe.mangled_names import demangled
-from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.elf import Elf, Symbols
 from tracepipe.tracer.find.foreign import head_of
 from tracepipe.tracer.find.library import Mapping, mappings
 from tracepipe.tracer.records.record import (
@@ -68,6 +68,7 @@ _LOOK_NS: Final = (10_000_000, 30_000_000_000)
 _DEBUG_FILES = Path("/usr/lib/debug/.build-id")
 """Where distributions install the symbols of stripped files, by their build ids."""
 _PERF_MAP_BYTES: Final = 1 << 26
+_OPEN_MAX: Final = 128  # files whose symbols are known at a time
 _UNKNOWN: Final = "unknown"
 _GENERATED: Final = "[generated]"
 """In place of a file, where code is in none: that of a just-in-time compiler."""
@@ -411,30 +412,31 @@ def _readable(path: str, pid: int) -> str:
 
 
 class _Symbols:
-    """The functions of a file by offset in it."""
+    """The functions of a file by offset in it. The file stays open."""
 
     def __init__(self, path: str, inode: int, pid: int) -> None:
-        self._found: list[tuple[int, int, str]] = []
+        self._found: Symbols | None = None
+        self._open = ExitStack()
         readable = _readable(path, pid)
         with suppress(InputError, OSError):
-            if Path(readable).stat().st_ino == inode:  # else it was replaced
-                with Elf(readable) as elf:
-                    self._found, self._address, build_id = elf.symbols(), elf.address_at, elf.build_id()
-                debug = _DEBUG_FILES / build_id[:2] / f"{build_id[2:]}.debug"
-                if build_id and debug.exists():  # its addresses are the same
-                    with Elf(str(debug)) as elf:
-                        self._found = elf.symbols() or self._found
-        self._starts = [one[0] for one in self._found]
+            elf = self._open.enter_context(Elf(readable))
+            if elf.file_id[1] != inode:  # it was replaced
+                return
+            self._found, self._address, build_id = elf.symbols(), elf.address_at, elf.build_id()
+            debug = _DEBUG_FILES / build_id[:2] / f"{build_id[2:]}.debug"
+            if build_id and debug.exists():  # its addresses are the same
+                self._found = self._open.enter_context(Elf(str(debug))).symbols() or self._found
 
     def name(self, offset: int) -> str:
         """The function at an offset, else "unknown"."""
-        if self._found:
+        if self._found is not None:
             with suppress(InputError):
-                address = self._address(offset)
-                at = bisect_right(self._starts, address) - 1
-                if at >= 0 and address < self._found[at][1]:
-                    return demangled(self._found[at][2])
+                return demangled(self._found.name(self._address(offset))) or _UNKNOWN
         return _UNKNOWN
+
+    def close(self) -> None:
+        with suppress(InputError):  # it may have been replaced since then
+            self._open.close()
 
 
 class HostStacks:
@@ -598,6 +600,8 @@ class HostStacks:
         key = native.path, native.inode
         symbols = self._symbols.get(key)
         if symbols is None:
+            if len(self._symbols) == _OPEN_MAX:
+                self._symbols.pop(next(iter(self._symbols))).close()
             symbols = self._symbols[key] = _Symbols(native.path, native.inode, native.pid)
         return symbols.name(native.offset)
 
@@ -623,3 +627,5 @@ class HostStacks:
         """Close what is open of other processes."""
         for process in self._processes.values():
             process.close()
+        for symbols in self._symbols.values():
+            symbols.close()

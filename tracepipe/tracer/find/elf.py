@@ -8,8 +8,8 @@ bound, and is read once, whatever the file states of it.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,12 +37,17 @@ _STT_FUNC = 2  # not STT_GNU_IFUNC (10), which is a resolver, not the function
 _SHN_LORESERVE = 0xFF00  # values from here on are not section indexes
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
 
+# The first eight bytes of a symbol, as one number: its kind, and the index of its section.
+_KIND, _FUNCTION = 15 << 32, _STT_FUNC << 32
+_SECTION, _RESERVED = 1 << 48, _SHN_LORESERVE << 48
+
 # The bounds are far above what a large library has: libLLVM has 0.2 million functions with names of 17 MB.
 _SYMBOLS_MAX, _FUNCTIONS_MAX, _NEEDED_MAX, _ENTRIES_MAX = 1 << 23, 1 << 20, 1 << 11, 1 << 14
 # Longer names are cut. Kernels and search paths have long ones.
 _NAME_BYTES, _LONG_NAME_BYTES = 1 << 12, 1 << 16
 _NAMES_BYTES = 1 << 27  # of all names in a table together
 _ROWS_AT_ONCE, _WINDOW_BYTES = 1 << 15, 1 << 25
+_ROW_BITS = 24  # of the number of a row, in two tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,29 @@ class Section:
     offset: int
     size: int
     link: int
+
+
+class Symbols:
+    """The functions of a file by address. Large libraries have 450,000, of which few are asked for: so ends
+    and names are read then, while the file is open.
+    """
+
+    def __init__(self, keys: list[int], read: Callable[[int], tuple[int, str]]) -> None:
+        """`keys`: start and place in the tables of symbols, in one number; sorted. `read`: what is there."""
+        self._keys, self._read = keys, read
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def name(self, address: int) -> str:
+        """The function at an address, "" where there is none. Raises InputError if the file is damaged."""
+        at = bisect_right(self._keys, (address + 1 << _ROW_BITS) - 1) - 1
+        if at < 0:
+            return ""
+        start = self._keys[at] >> _ROW_BITS
+        first = self._keys[bisect_left(self._keys, start << _ROW_BITS)]
+        end, name = self._read(first & (1 << _ROW_BITS) - 1)
+        return name if address < end else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,23 +208,37 @@ class Elf:
                 found += zip(texts, addresses, strict=True)
         return found
 
-    def symbols(self) -> list[tuple[int, int, str]]:
-        """Start, end and name of each function of the file, in the order of their starts; of several at one
-        start the first.
-        """
-        found: dict[int, tuple[int, int]] = {}
-        texts: dict[int, str] = {}
+    def symbols(self) -> Symbols:
+        """The functions of the file, for which it must stay open; of several at one start the first."""
+        tables, keys, before = list[tuple[int, Section, Section]](), list[int](), 0
         with self._damage("symbol table"):
             for table in self._symbol_tables(_SHT_DYNSYM, _SHT_SYMTAB):
-                for name, address, size in self._functions_in(table):
-                    if size:
-                        found.setdefault(address, (address + size, name))
-                new = [address for address in found if address not in texts]
-                names = self._names(
-                    self._sections[table.link], [found[address][1] for address in new], _LONG_NAME_BYTES
-                )
-                texts.update(zip(new, names, strict=True))
-        return [(address, found[address][0], texts[address]) for address in sorted(found)]
+                count = table.size // _SYM.size
+                tables.append((before, table, self._sections[table.link]))
+                for part in self._parts(_SYM, table.offset, count):
+                    words = memoryview(part).cast("Q")
+                    rows = zip(*(words[at::3] for at in range(3)), strict=True)
+                    keys += [
+                        address << _ROW_BITS | row
+                        for row, (head, address, size) in enumerate(rows, before)
+                        if head & _KIND == _FUNCTION and _SECTION <= head < _RESERVED and address and size
+                    ]
+                    before += len(part) // _SYM.size
+                    if len(keys) > 2 * _FUNCTIONS_MAX:
+                        raise IndexError
+        keys.sort()
+        return Symbols(keys, lambda row: self._symbol(tables, row))
+
+    def _symbol(self, tables: list[tuple[int, Section, Section]], row: int) -> tuple[int, str]:
+        """The end and the name of a function, by its place in some tables. Raises InputError."""
+        with self._damage("symbol table"):
+            before, table, strings = next(one for one in reversed(tables) if one[0] <= row)
+            at = table.offset + (row - before) * _SYM.size
+            name, _, _, _, address, size = _SYM.unpack(self._file.read(at, _SYM.size))
+            if name >= strings.size:
+                raise IndexError
+            text = self._file.read(strings.offset + name, min(_LONG_NAME_BYTES, strings.size - name))
+            return address + size, text.partition(b"\0")[0].decode("utf-8", "replace")
 
     def build_id(self) -> str:
         """The build id, in hexadecimal; "" if it has none."""
@@ -300,11 +342,12 @@ class Elf:
 
     def _rows(self, row: struct.Struct, offset: int, count: int) -> Iterator[tuple[int, ...]]:
         """The rows of a table, some of which are in memory at a time. Raises IndexError."""
-        parts = (
-            (offset + start * row.size, min(count - start, _ROWS_AT_ONCE) * row.size)
-            for start in range(0, count, _ROWS_AT_ONCE)
-        )
-        return chain.from_iterable(row.iter_unpack(self._file.read(*part)) for part in parts)
+        return chain.from_iterable(map(row.iter_unpack, self._parts(row, offset, count)))
+
+    def _parts(self, row: struct.Struct, offset: int, count: int) -> Iterator[bytes]:
+        """The rows of a table as they are in the file, some at a time. Raises IndexError."""
+        for start in range(0, count, _ROWS_AT_ONCE):
+            yield self._file.read(offset + start * row.size, min(count - start, _ROWS_AT_ONCE) * row.size)
 
     def _names(self, strings: Section, places: list[int], longest: int) -> list[str]:
         """The names that begin at these places of a table, which ends with a NUL. Raises IndexError."""
