@@ -25,9 +25,9 @@ pytestmark = pytest.mark.gpu
 ADDS = 50
 NEAR_NS = 20_000  # the call whose kernel begins a window began before it
 # Steps of 50 kernels, each a range, when they are asked for. Numbers 4 and 9 are for the profiler, and one
-# below 0 asks for so many milliseconds of them.
+# below 0 asks for so many milliseconds of them, or until there is a file.
 PROGRAM = f"""
-import sys, time, torch
+import os, sys, time, torch
 from torch.cuda import nvtx, profiler
 
 x, steps = torch.zeros(1000, device="cuda"), 0
@@ -48,7 +48,7 @@ for line in sys.stdin:
         profiler.start()
     step()
     ends_s = time.monotonic() - number / 1000
-    while time.monotonic() < ends_s:
+    while time.monotonic() < ends_s and not os.path.exists(sys.argv[1]):
         step()
     if number in (4, 9):
         profiler.stop()
@@ -127,7 +127,7 @@ class Steps:
         self.printed = folder / "printed"
         with self.printed.open("w") as printed:
             self.process = subprocess.Popen(
-                [*capture, "--", sys.executable, str(folder / "train.py")],
+                [*capture, "--", sys.executable, str(folder / "train.py"), str(folder / "enough")],
                 stdin=pipe,
                 stdout=pipe,
                 stderr=printed,
@@ -152,20 +152,15 @@ class Steps:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def count(self, *words: str) -> int:
-        """How many lines of the recording have these."""
-        part = self.path.with_name(self.path.name + ".part")
-        for path in (part, self.path):  # it gets its name when it is complete
-            with suppress(FileNotFoundError):
-                lines = path.read_text().splitlines()
-                return sum(all(word in line for word in words) for line in lines)
-        return 0
-
     def wait_for(self, count: int, *words: str) -> None:
         """Until so many lines of the recording have these."""
+        part = self.path.with_name(self.path.name + ".part")
         while self.process.poll() is None:
-            if self.count(*words) >= count:
-                return
+            for path in (part, self.path):  # it gets its name when it is complete
+                with suppress(FileNotFoundError):
+                    lines = path.read_text().splitlines()
+                    if sum(all(word in line for word in words) for line in lines) >= count:
+                        return
         raise AssertionError(self.printed.read_text())
 
     def make(self, count: int, near_ns: int = 0) -> Recorded:
@@ -263,10 +258,10 @@ def test_tens_of_windows(bench: Bench, tmp_path: Path, options: list[str]) -> No
     """What a switch in the midst of a call harms shows after some tens of them."""
     trigger = ["--start-on", "nvtx:step", "--stop-on", "signal", "--duration", "40ms", "--repeat", "30"]
     steps = Steps(tmp_path, [*options, *trigger])
-    for _ in range(60):
-        steps.step(-1000)
-        if steps.count(WINDOW, '"phase":"E"') == 30:
-            break
+    steps.begin_step(-60_000)
+    steps.wait_for(30, WINDOW, '"phase":"E"')
+    (tmp_path / "enough").touch()
+    steps.end_step(-60_000)
     assert_each_launch_has_its_kernel(steps.finish(), windows=30, launches_min=4 * ADDS)
 
 

@@ -89,37 +89,21 @@ class ApiCalls {
         if (is_closed) replays_.open();
     }
     // Takes a callback; whether a call that waited for the GPU has returned.
+    //
+    // Between two calls the program has used the caches for itself, so that this takes as long as it touches memory:
+    // some 2 µs a call in a program of Python, and a tenth of that in a loop.
     bool take(CUpti_CallbackDomain domain, uint32_t id, const CUpti_CallbackData &data) {
-        if (is_own_thread()) return false;
-        Thread *thread = here();
-        if (!thread) return false;
-        const Function &function = functions_[domain][id];
-        Open &open = thread->open;
-        uint32_t turn = turn_.load(std::memory_order_relaxed), session = session_.load(std::memory_order_relaxed);
-        bool is_inside = thread->inside.load(std::memory_order_relaxed) == session;
+        Thread &thread = here();
+        Open &open = thread.open;
+        uint32_t session = session_.load(std::memory_order_relaxed);
+        bool is_inside = thread.inside.load(std::memory_order_relaxed) == session;
         if (data.callbackSite == CUPTI_API_ENTER) {
-            if (is_inside) return false;  // a call of the driver, in one of the runtime
-            thread->inside = session;
-            if (function.is_replay) replays_.enter(replay(*thread));
-            open = {turn, domain, id, data.correlationId, 0, 0};
-            if (!is_on(turn)) return false;
-            uint64_t now_ns = monotonic_ns();
-            if (stacks_.is_open() && function.flags & CALL_HAS_STACK)
-                open.stack = stacks_.here(channel_, now_ns), now_ns = monotonic_ns();
-            open.start_ns = now_ns;
+            // Inside: a call of the driver, in one of the runtime.
+            if (!is_inside && !is_own_thread()) enter(thread, session, domain, id, data);
             return false;
         }
-        bool is_same = open.domain == domain && open.id == id && open.correlation == data.correlationId;
-        if (!is_inside || !is_same) return false;
-        thread->inside = 0;
-        if (function.is_replay) replays_.leave(replay(*thread));
-        if (!is_on(turn) || open.turn != turn) return false;
-        uint32_t result = data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
-        Call call{open.start_ns, monotonic_ns(), open.stack, uint32_t(domain), id, thread->tid, open.correlation,
-                  result, ~0u, ~0u, ~0u};
-        if (function.given && !result) put_given(function, data, call);
-        put(*thread, call);
-        return function.flags & CALL_WAITS;
+        bool is_same = open.id == id && open.domain == domain && open.correlation == data.correlationId;
+        return is_inside && is_same && leave(thread, data);
     }
     // Sends all calls that have returned, and gives up the buffers of threads that have ended. Whether there were any.
     bool send() {
@@ -140,6 +124,34 @@ class ApiCalls {
     }
 
   private:
+    struct Thread;
+
+    void enter(Thread &thread, uint32_t session, CUpti_CallbackDomain domain, uint32_t id, const CUpti_CallbackData &data) {
+        const Function &function = functions_[domain][id];
+        uint32_t turn = turn_.load(std::memory_order_relaxed);
+        thread.inside = session;
+        if (__builtin_expect(function.is_replay, false)) replays_.enter(replay(thread));
+        thread.open = {turn, domain, id, data.correlationId, 0, 0};
+        if (!is_on(turn)) return;
+        uint64_t now_ns = monotonic_ns();
+        if (function.flags & CALL_HAS_STACK && stacks_.is_open())
+            thread.open.stack = stacks_.here(channel_, now_ns), now_ns = monotonic_ns();
+        thread.open.start_ns = now_ns;
+    }
+    bool leave(Thread &thread, const CUpti_CallbackData &data) {
+        const Open &open = thread.open;
+        const Function &function = functions_[open.domain][open.id];
+        thread.inside.store(0, std::memory_order_release);
+        if (__builtin_expect(function.is_replay, false)) replays_.leave(replay(thread));
+        if (!is_on(open.turn) || open.turn != turn_.load(std::memory_order_relaxed)) return false;
+        uint32_t result = data.functionReturnValue ? *static_cast<const uint32_t *>(data.functionReturnValue) : 0;
+        Call call{open.start_ns, monotonic_ns(), open.stack, open.domain, open.id, thread.tid, open.correlation,
+                  result, ~0u, ~0u, ~0u};
+        if (function.given && !result) put_given(function, data, call);
+        put(thread, call);
+        return function.flags & CALL_WAITS;
+    }
+
     // Which handles a function is given first.
     enum Given : uint8_t { NOTHING, STREAM, EVENT, EVENT_AND_STREAM, STREAM_AND_EVENT };
     struct Function {
@@ -152,15 +164,27 @@ class ApiCalls {
         uint32_t turn, domain, id, correlation;
         uint64_t stack, start_ns;
     };
-    struct Thread {
-        const uint32_t tid = thread_id();
+    // Held by a thread while it writes a call, and by the library's thread while it sends them.
+    class Lock {
+      public:
+        void lock() {
+            while (is_held_.exchange(true, std::memory_order_acquire)) Gate::pause();
+        }
+        void unlock() { is_held_.store(false, std::memory_order_release); }
+
+      private:
+        std::atomic<bool> is_held_{false};
+    };
+    struct alignas(64) Thread {
         std::atomic<uint32_t> inside{0};  // the session in which it entered the call that it is in
-        Open open{};                      // the thread's own
-        Gate::Place *replay = nullptr;    // the same
-        std::mutex mutex;  // for what is below
+        const uint32_t tid = thread_id();
+        Open open{};                    // the thread's own
+        Gate::Place *replay = nullptr;  // the same
+        alignas(64) Lock lock;          // for what is below
         uint8_t *buffer = nullptr;
-        KeptBuffer *kept = nullptr;
         size_t used = 0, sent = 0;
+        KeptBuffer *kept = nullptr;
+        size_t most = 0;  // of the buffer was used at once
     };
     static constexpr uint64_t REPLAY_NS = 250'000'000;
     static constexpr size_t SENT_AT_ONCE = (1 << 16) / sizeof(Call);
@@ -205,14 +229,16 @@ class ApiCalls {
             if (thread->inside == session_) return true;
         return false;
     }
-    Thread *here() {
+    Thread &here() {
         // After a fork, the thread's buffer is the parent's.
         thread_local Thread *thread = nullptr;
-        if (!thread) {
-            thread = new Thread;
-            std::lock_guard<std::mutex> lock(mutex_);
-            threads_.emplace_back(thread);
-        }
+        if (__builtin_expect(!thread, false)) thread = add_thread();
+        return *thread;
+    }
+    __attribute__((noinline)) Thread *add_thread() {
+        auto *thread = new Thread;
+        std::lock_guard<std::mutex> lock(mutex_);
+        threads_.emplace_back(thread);
         return thread;
     }
     Gate::Place &replay(Thread &thread) {
@@ -220,22 +246,24 @@ class ApiCalls {
         return *thread.replay;
     }
     void put(Thread &thread, const Call &call) {
-        std::lock_guard<std::mutex> lock(thread.mutex);
-        if (!thread.buffer && !take_buffer(thread)) return channel_.drop(KIND_CALL, 1);
-        if (thread.used + sizeof(KeptCall) > KEPT_BYTES) send_all(thread);
+        std::lock_guard<Lock> lock(thread.lock);
+        bool has_room = thread.buffer && thread.used + sizeof(KeptCall) <= KEPT_BYTES;
+        if (__builtin_expect(!has_room, false) && !make_room(thread)) return channel_.drop(KIND_CALL, 1);
         auto *to = reinterpret_cast<KeptCall *>(thread.buffer + thread.used);
         to->call = call;
-        __atomic_store_n(&to->kind, KEPT_CALL, __ATOMIC_RELEASE);
         thread.used += sizeof *to;
+        if (thread.used + sizeof *to <= KEPT_BYTES) to[1].kind = 0;
+        __atomic_store_n(&to->kind, KEPT_CALL, __ATOMIC_RELEASE);
     }
-    bool take_buffer(Thread &thread) {
+    __attribute__((noinline)) bool make_room(Thread &thread) {
+        if (thread.buffer) return send_all(thread), true;
         thread.buffer = channel_.take_buffer();
         if (!thread.buffer) thread.buffer = static_cast<uint8_t *>(calloc(1, KEPT_BYTES));
         if ((thread.kept = channel_.kept(thread.buffer))) thread.kept->sent = 0, thread.kept->is_out = 1;
         return thread.buffer != nullptr;
     }
     bool send(Thread &thread) {
-        std::lock_guard<std::mutex> lock(thread.mutex);
+        std::lock_guard<Lock> lock(thread.lock);
         bool are_any = thread.used != 0;
         send_all(thread);
         return are_any;
@@ -251,25 +279,30 @@ class ApiCalls {
             thread.sent += count * sizeof *from;
             if (thread.kept) thread.kept->sent = thread.sent;
         }
-        if (thread.used) memset(thread.buffer, 0, thread.used);
+        if (!thread.used) return;
+        // The rest is overwritten by the thread that has it in its caches.
+        __atomic_store_n(&reinterpret_cast<KeptCall *>(thread.buffer)->kind, 0, __ATOMIC_RELEASE);
+        thread.most = std::max(thread.most, thread.used);
         thread.used = thread.sent = 0;
         if (thread.kept) thread.kept->sent = 0;
     }
     void give_up(Thread &thread) {
-        std::lock_guard<std::mutex> lock(thread.mutex);
-        if (thread.kept)
+        std::lock_guard<Lock> lock(thread.lock);
+        if (thread.kept) {
+            memset(thread.buffer, 0, thread.most);
             thread.kept->is_out = 0, thread.kept->pid = 0;
-        else
+        } else {
             free(thread.buffer);
-        thread.buffer = nullptr, thread.kept = nullptr;
+        }
+        thread.buffer = nullptr, thread.kept = nullptr, thread.most = 0;
     }
 
     Channel &channel_;
     Subscription &subscription_;
     PythonStacks &stacks_;
+    std::atomic<uint32_t> turn_{0}, session_{0};  // sessions count from 1
     Gate replays_;
     bool is_open_ = false;  // the functions have callbacks
-    std::atomic<uint32_t> turn_{0}, session_{0};  // sessions count from 1
     Function functions_[CUPTI_CB_DOMAIN_RUNTIME_API + 1][std::max<size_t>(CUPTI_DRIVER_TRACE_CBID_SIZE,
                                                                          CUPTI_RUNTIME_TRACE_CBID_SIZE)];
     std::mutex mutex_, events_mutex_;

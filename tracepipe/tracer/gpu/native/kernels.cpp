@@ -80,48 +80,82 @@ GraphNodes &nodes = *new GraphNodes(channel, subscription, stacks);
 StallSampler &stalls = *new StallSampler(channel, windows, subscription);
 Translator &translator = *new Translator(channel);
 
-// Buffers are reused: a fresh one costs the requesting thread about 250 page faults.
-std::mutex &spare_mutex = *new std::mutex;
-std::vector<uint8_t *> &spare = *new std::vector<uint8_t *>;
-std::atomic<int> buffers_out{0};
+// Buffers are reused: a fresh one costs the requesting thread about 250 page faults. That thread also clears what was used
+// of it, at once: memory that another processor has written last would cost it more with each record.
+struct Spare {
+    uint8_t *buffer;
+    size_t used;
+};
+// A buffer that CUPTI has returned. It is translated later, as launches may wait for CUPTI until its callback returns.
+struct Taken {
+    CUcontext context;
+    uint32_t stream;
+    uint8_t *buffer;
+    size_t bytes;
+};
+std::mutex &buffers_mutex = *new std::mutex;
+std::vector<Spare> &spare = *new std::vector<Spare>;
+std::vector<Taken> &taken = *new std::vector<Taken>;
+std::atomic<int> buffers_out{0};  // that are not translated
+
+void clear(const Spare &one) { memset(one.buffer, 0, std::min(BUFFER_BYTES, one.used + PAGE_BYTES)); }
 
 void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) {
     *bytes = BUFFER_BYTES, *records_max = 0;
+    Spare found{};
     {
-        std::lock_guard lock(spare_mutex);
-        *buffer = spare.empty() ? nullptr : spare.back();
-        if (*buffer) spare.pop_back();
+        std::lock_guard lock(buffers_mutex);
+        if (!spare.empty()) found = spare.back(), spare.pop_back();
     }
+    *buffer = found.buffer;
     if (!*buffer && !(*buffer = channel.take_buffer()))
         *buffer = static_cast<uint8_t *>(aligned_alloc(8, BUFFER_BYTES));
     if (!*buffer) return void(*bytes = 0);
     buffers_out++;
-    if (KeptBuffer *kept = channel.kept(*buffer)) kept->sent = 0, kept->is_out = 1;
+    if (KeptBuffer *kept = channel.kept(*buffer)) {
+        if (found.used) clear(found);
+        kept->sent = 0, kept->is_out = 1;
+    }
 }
 
 void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t, size_t valid_bytes) {
-    KeptBuffer *kept = channel.kept(buffer);
-    calls.send();  // before their kernels, whose arguments they get
-    if (valid_bytes) translator.translate(buffer, valid_bytes, kept);
-    if (kept) {
-        kept->is_out = 0;
-        memset(buffer, 0, std::min(BUFFER_BYTES, valid_bytes + PAGE_BYTES));
+    std::lock_guard lock(buffers_mutex);
+    taken.push_back({context, stream, buffer, valid_bytes});
+}
+
+// Sends what is in the buffers that CUPTI has returned, or, without a recording, forgets it. Called with end_mutex held.
+void use_taken(bool is_recorded = true) {
+    std::vector<Taken> some;
+    {
+        std::lock_guard lock(buffers_mutex);
+        some.swap(taken);
     }
-    size_t dropped = 0;
-    if (cuptiActivityGetNumDroppedRecords(context, stream, &dropped) == CUPTI_SUCCESS && dropped)
-        channel.drop(KIND_ANY, dropped);
-    std::lock_guard lock(spare_mutex);
-    spare.push_back(buffer);
-    buffers_out--;
+    if (is_recorded && !some.empty()) calls.send();  // before their kernels, whose arguments they get
+    for (const Taken &one : some) {
+        KeptBuffer *kept = channel.kept(one.buffer);
+        if (is_recorded && one.bytes) translator.translate(one.buffer, one.bytes, kept);
+        if (kept) kept->is_out = 0;
+        size_t dropped = 0;
+        if (is_recorded && cuptiActivityGetNumDroppedRecords(one.context, one.stream, &dropped) == CUPTI_SUCCESS && dropped)
+            channel.drop(KIND_ANY, dropped);
+        std::lock_guard lock(buffers_mutex);
+        spare.push_back({one.buffer, one.bytes});
+        buffers_out--;
+    }
+}
+
+void flush() {
+    cuptiActivityFlushAll(0);
+    use_taken();
 }
 
 // At the end of the recording or of the process: other processes can have the buffers.
 void give_up_buffers() {
     calls.give_up_buffers();
-    std::lock_guard lock(spare_mutex);
-    auto is_kept = [](uint8_t *buffer) {
-        KeptBuffer *kept = channel.kept(buffer);
-        if (kept) kept->pid = 0;
+    std::lock_guard lock(buffers_mutex);
+    auto is_kept = [](const Spare &one) {
+        KeptBuffer *kept = channel.kept(one.buffer);
+        if (kept) clear(one), kept->pid = 0;
         return kept != nullptr;
     };
     spare.erase(std::remove_if(spare.begin(), spare.end(), is_kept), spare.end());
@@ -212,13 +246,21 @@ void flush_after_wait(bool has_failed) {
     OwnCalls own;
     put_gpus();
     calls.send();
-    cuptiActivityFlushAll(0);
+    flush();
     uint64_t end_ns = monotonic_ns();
     flush_from_ns = end_ns + WAITS_SHARE * (end_ns - now_ns);
 }
 
+// A call that nobody but the recording wants: most are.
+void call_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const CUpti_CallbackData &data) {
+    if (!calls.take(domain, id, data)) return;
+    flush_after_wait(data.functionReturnValue && *static_cast<const uint32_t *>(data.functionReturnValue));
+}
+
 void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
     if (this_process() != owner) return;
+    if (subscription.parts(domain, id) == Subscription::CALLS)
+        return call_back(domain, id, *static_cast<const CUpti_CallbackData *>(given));
     if (subscription.has(Subscription::SAMPLER, domain, id)) stalls.take(domain, id, given);
     if (subscription.has(Subscription::GRAPHS, domain, id)) has_graphs = true;
     if (subscription.has(Subscription::NODES, domain, id)) nodes.take(id, *static_cast<const CUpti_ResourceData *>(given));
@@ -227,10 +269,8 @@ void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *g
     bool is_entry = data.callbackSite == CUPTI_API_ENTER;
     // The launch that begins or ends a window is in it.
     if (is_entry && subscription.has(Subscription::TRIGGERS, domain, id)) window_calls.take(domain, id, data);
-    bool has_waited = subscription.has(Subscription::CALLS, domain, id) && calls.take(domain, id, data);
-    bool has_failed = has_waited && data.functionReturnValue && *static_cast<const uint32_t *>(data.functionReturnValue);
+    if (subscription.has(Subscription::CALLS, domain, id)) call_back(domain, id, data);
     if (!is_entry && subscription.has(Subscription::TRIGGERS, domain, id)) window_calls.take(domain, id, data);
-    if (has_waited) flush_after_wait(has_failed);
 }
 
 void wait_for_buffers(std::chrono::milliseconds longest) {
@@ -239,7 +279,7 @@ void wait_for_buffers(std::chrono::milliseconds longest) {
         auto waited = std::chrono::steady_clock::now() - began;
         return waited < longest && !(is_exiting && waited >= LAST_OF_PROCESS);
     };
-    while (cuptiActivityFlushAll(0), buffers_out && is_early()) std::this_thread::sleep_for(LOOK_MS);
+    while (flush(), buffers_out && is_early()) std::this_thread::sleep_for(LOOK_MS);
 }
 
 // Ends the recording: turns CUPTI off, and sends the remaining records. Whether CUPTI had to be forced. Called with
@@ -255,7 +295,7 @@ bool send_last(bool is_taken, std::chrono::milliseconds longest) {
     }
     wait_for_buffers(longest);
     bool is_forced = buffers_out != 0;
-    if (is_forced) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    if (is_forced) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), use_taken();
     calls.send();
     if (is_taken) report_taken();
     return is_forced;
@@ -349,7 +389,7 @@ void flush_often(void *) {
             }
             if (buffers_out) put_gpus();
             idle = calls.send() || buffers_out ? 0 : idle + 1;
-            if (idle % IDLE_TURNS == 0) cuptiActivityFlushAll(0);
+            idle % IDLE_TURNS == 0 ? flush() : use_taken();
         }
         // Not of a process that exits, where CUPTI's own data may be gone.
         if (may_leave && !is_exiting && cuptiFinalize() == CUPTI_SUCCESS) subscription.forget();
@@ -410,6 +450,7 @@ Attached begin(bool is_late) {
     bool is_first = owner != getpid();
     is_begun = true, is_ended = are_gpus_put = false;
     owner = getpid();
+    use_taken(false);  // what came after an earlier recording
     translator.begin_anew();
     if (!subscription.open(called_back)) {
         channel.note("Another profiler has CUPTI's callbacks: windows begin some ms late.");

@@ -47,8 +47,10 @@ class Subscription {
             for (uint32_t id = 0; id < IDS; id++)
                 if (parts_[domain][id] & part) set(part, CUpti_CallbackDomain(domain), id, false);
     }
-    bool has(Part part, CUpti_CallbackDomain domain, uint32_t id) const {
-        return domain < DOMAINS && id < IDS && parts_[domain][id] & part;
+    bool has(Part part, CUpti_CallbackDomain domain, uint32_t id) const { return parts(domain, id) & part; }
+    // Who wants a callback: some of Part.
+    uint8_t parts(CUpti_CallbackDomain domain, uint32_t id) const {
+        return domain < DOMAINS && id < IDS ? parts_[domain][id].load(std::memory_order_relaxed) : uint8_t(0);
     }
 
   private:
