@@ -1,4 +1,5 @@
-"""What the layer `host_sample` costs a program: processor time with it and without it, in turn, as root.
+"""What the layer `host_sample` costs a program: processor time with it and without it, in turn, as root; and
+how long its BPF programs run, by the kernel's own count.
 
     python benchmarks/host_stacks.py [ROUNDS]
 
@@ -13,6 +14,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -52,6 +55,11 @@ try:
 except (ImportError, RuntimeError):
     pass
 found = {}
+if sys.argv[2:]:
+    ends = time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < ends:
+        deep(20, compute)
+    works = []
 for work in works:
     times = []
     for _ in range(12):
@@ -82,8 +90,38 @@ def main() -> None:
             for name, native_s in took[0].items():
                 ratios.setdefault(name, []).append(took[1][name] / native_s)
                 print(f"{name:10} {1e3 * native_s:8.2f} ms alone {1e3 * took[1][name]:8.2f} ms recorded")
-    for name, found in ratios.items():
-        print(f"{name:10} {median(found):.3f} times as long, from {min(found):.3f} to {max(found):.3f}")
+        for name, found in ratios.items():
+            print(f"{name:10} {median(found):.3f} times as long, from {min(found):.3f} to {max(found):.3f}")
+        share = share_in_bpf([*record, "14"], environment)
+        print(f"in BPF programs while it computes: {100 * share:.2f}% of a processor")
+
+
+def share_in_bpf(command: list[str], environment: dict[str, str]) -> float:
+    """The share of a processor's time in the BPF programs of a capture, whose command computes."""
+    counts = Path("/proc/sys/kernel/bpf_stats_enabled")
+    before, shares = counts.read_text(), []
+    counts.write_text("1")
+    try:
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as capture:
+            at = time.monotonic(), 0
+            while capture.poll() is None:
+                time.sleep(2)
+                now = time.monotonic(), run_ns(capture.pid)
+                shares.append((now[1] - at[1]) / 1e9 / (now[0] - at[0]))
+                at = now
+    finally:
+        counts.write_text(before)
+    return median(shares)
+
+
+def run_ns(pid: int) -> int:
+    """How long the BPF programs of a process have run."""
+    found = 0
+    for file in Path(f"/proc/{pid}/fdinfo").glob("*"):
+        with suppress(OSError):
+            lines = file.read_text().splitlines()
+            found += sum(int(line.split()[1]) for line in lines if line.startswith("run_time_ns:"))
+    return found
 
 
 if __name__ == "__main__":
