@@ -2,9 +2,9 @@
 # Makes .venv with the package and its test tools, and, as root on Debian or Ubuntu, installs what comes from
 # the distribution: the capture engine (python3-bpfcc; PyPI's `bcc` is an unrelated program), a C compiler for
 # the native core and the stand-in, and with "test" bpftrace for the second capture method, g++ for the GPU engines,
-# jq for the recipes of docs/recipes.md, Chromium for the tests that open the UI, QEMU for those that boot another
-# kernel, and Java for those that start a Spark cluster. Without root nothing is installed system-wide, and whatever is
-# missing is skipped later with its reason.
+# GDB for stacks at a moment, jq for the recipes of docs/recipes.md, Chromium for the tests that open the UI, QEMU for
+# those that boot another kernel, and Java for those that start a Spark cluster. Without root nothing is installed
+# system-wide, and whatever is missing is skipped later with its reason.
 #
 #   scripts/setup.sh [demo|test]
 set -eu
@@ -34,7 +34,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     venv_package=""
     "$python" -c 'import ensurepip' 2>/dev/null || venv_package=python3-venv
     if [ "$what" = test ]; then
-        system_packages $venv_package bpftrace g++ jq chromium qemu-system-x86
+        system_packages $venv_package bpftrace g++ gdb jq chromium qemu-system-x86
         # By itself, because each release of a distribution has other versions.
         for version in 17 21; do
             command -v java >/dev/null || system_packages openjdk-$version-jre-headless

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -408,3 +410,57 @@ def test_names_of_a_stripped_program_by_its_build_id(tmp_path: Path, monkeypatch
     stacks = stacks_of(recorded(tmp_path, [str(program), "0.5"]), "on-CPU")
     names = Counter(tuple(one["function"] for one in frames[:3]) for frames in stacks)
     assert names.most_common(1)[0][0] == ("inner", "outer", "main")
+
+
+WAITING = """
+import json, os, queue, select, socket, sys, threading, time
+lock, got, ends = threading.Lock(), queue.Queue(), socket.socketpair()
+lock.acquire()
+ways = {
+    "sleeps": lambda: time.sleep(100), "locks": lock.acquire, "gets": got.get,
+    "receives": lambda: ends[0].recv(1), "selects": lambda: select.select([ends[0]], [], []),
+}
+for name, way in ways.items():
+    threading.Thread(target=way, name=name, daemon=True).start()
+while b"S" * len(ways) != b"".join(
+    open(f"/proc/self/task/{one.native_id}/stat", "rb").read().rsplit(b") ")[1][:1]
+    for one in threading.enumerate()[1:]
+):
+    time.sleep(0.01)
+print(json.dumps({one.name: one.native_id for one in threading.enumerate()[1:]}), flush=True)
+sys.stdin.readline()
+os._exit(0)
+"""
+
+
+def test_waiting_threads_are_where_a_debugger_finds_them(tmp_path: Path) -> None:
+    """At the same moment: their innermost native functions. GDB shows inlined ones too."""
+    gdb = shutil.which("gdb") or pytest.skip("there is no gdb")
+    script, path = tmp_path / "waiting.py", tmp_path / "run.jsonl"
+    script.write_text(WAITING)
+    capture = [sys.executable, "-m", "tracepipe", "capture", "--layers", "host_sample,scheduler"]
+    with subprocess.Popen(
+        [*capture, "-o", str(path), "--", sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+    ) as running:
+        assert running.stdin is not None and running.stdout is not None
+        threads: dict[str, int] = json.loads(running.stdout.readline())
+        process = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[0]
+        asked = [gdb, "-p", process, "-batch", "-ex", "thread apply all backtrace 2"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+        running.communicate(b"\n")
+    seen = {}
+    for part in answer.split("\nThread ")[1:]:
+        found = re.search(r"LWP (\d+)", part)
+        assert found is not None
+        functions = re.findall(r"^#\d+ +(?:0x\w+ in )?(\w+)", part, re.MULTILINE)
+        seen[int(found[1])] = {name.removeprefix("__GI_") for name in functions}
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    frames = {one["id"]: one["frames"] for one in records if one["type"] == "stack"}
+    last = {
+        one["tid"]: frames[one["stack"]] for one in records if one["type"] == "host_sample" and "stack" in one
+    }
+    for name, tid in threads.items():
+        assert last[tid][0]["function"].removeprefix("__GI_") in seen[tid], name
