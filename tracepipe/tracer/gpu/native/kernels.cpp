@@ -113,7 +113,7 @@ void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *records_max) 
     if (!*buffer) return void(*bytes = 0);
     buffers_out++;
     if (KeptBuffer *kept = channel.kept(*buffer)) {
-        if (found.used) clear(found);
+        if (found.buffer) clear(found);
         kept->sent = 0, kept->is_out = 1;
     }
 }
@@ -149,9 +149,8 @@ void flush() {
     use_taken();
 }
 
-// At the end of the recording or of the process: other processes can have the buffers.
-void give_up_buffers() {
-    calls.give_up_buffers();
+// Other processes can have the buffers that CUPTI has not.
+void give_up_spare() {
     std::lock_guard lock(buffers_mutex);
     auto is_kept = [](const Spare &one) {
         KeptBuffer *kept = channel.kept(one.buffer);
@@ -159,6 +158,12 @@ void give_up_buffers() {
         return kept != nullptr;
     };
     spare.erase(std::remove_if(spare.begin(), spare.end(), is_kept), spare.end());
+}
+
+// At the end of the recording or of the process.
+void give_up_buffers() {
+    calls.give_up_buffers();
+    give_up_spare();
 }
 
 std::mutex &end_mutex = *new std::mutex;
@@ -446,11 +451,12 @@ void part_buffers() {
 
 // Called with end_mutex held.
 Attached begin(bool is_late) {
+    // What came after an earlier recording: in the next channel, other processes may have these buffers.
+    if (owner == getpid()) use_taken(false), give_up_spare();
     if (!channel.open()) return NOT_CONNECTED;
     bool is_first = owner != getpid();
     is_begun = true, is_ended = are_gpus_put = false;
     owner = getpid();
-    use_taken(false);  // what came after an earlier recording
     translator.begin_anew();
     if (!subscription.open(called_back)) {
         channel.note("Another profiler has CUPTI's callbacks: windows begin some ms late.");
