@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.bench import Bench
+from tests.gpu.test_let_go import WARPS
 from tests.support.program import PYTHONPATH
 from tracepipe.event.checks import first_fault
 
@@ -54,7 +55,7 @@ def test_what_was_recorded_of_a_killed_program_can_be_read(bench: Bench, tmp_pat
     footer = records[-1]
     assert footer["ended_by"].startswith("signal 9"), errors
     assert footer["counts"]["gpu_kernel"] > 100
-    assert engine == "kernels" or footer["counts"]["gpu_warp"] > 100 * 8
+    assert engine == "kernels" or footer["counts"]["gpu_warp"] > 100 * WARPS
 
 
 @pytest.mark.parametrize("engine", ["kernels", "warps"])

@@ -98,7 +98,7 @@ def test_functions_that_are_not_exported(tmp_path: Path) -> None:
         ("exit(3);", "ended with 3"),
         # One of these descriptors is that of the answer.
         (f"memset(text, '[', sizeof text); for (;;) {EACH}", "no answer in time"),
-        (f"memset(text, '[', sizeof text); {EACH} _exit(0);", "JSON array"),
+        (f"memset(text, '[', sizeof text); {EACH} _exit(0);", "while decoding a JSON array"),
     ],
 )
 def test_a_library_that_cannot_be_asked_is_a_note(

@@ -14,6 +14,7 @@ if that is so near.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -74,8 +75,12 @@ class HostSamples:
         self._on, self._off = RowsByNumber(thread[on], on), RowsByNumber(thread[off], off)
         self.threads = distinct(thread)
         """The threads that have any."""
-        self.loads = loading_stacks(run.stacks) if self.any else np.zeros(1, np.bool_)
-        """By the number of a stack."""
+        self._stacks = run.stacks
+
+    @cached_property
+    def loads(self) -> Bools:
+        """Flags the stacks in which the program takes its next batch of data, as `loading_stacks` does."""
+        return loading_stacks(self._stacks)
 
     def samples(self, thread: int) -> tuple[Int64s, Int64s]:
         """The times and stacks of the samples of a thread while it ran. Shapes `(samples,)`."""

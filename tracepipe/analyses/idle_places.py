@@ -25,7 +25,7 @@ from tracepipe.analyses.nesting import nearest_of, nearest_of_some, open_at
 from tracepipe.analyses.steps import is_loading, is_step, loading_by_stacks, steps_of
 from tracepipe.event.columns import NONE, Bools, Int64s, Ints
 from tracepipe.event.groups import RowsByNumber, number_rows, run_starts, sums_by
-from tracepipe.event.intervals import Stretches
+from tracepipe.event.intervals import nothing
 from tracepipe.event.stacks import Frame
 from tracepipe.event.vocabulary import OPERATORS, PYTHON_LAYERS
 from tracepipe.store.python_stacks import frame_of
@@ -36,7 +36,6 @@ from tracepipe.units import counted
 # Functions of a framework: `aten::add_, seq = 5`, `CudnnConvolutionBackward0`.
 _OPERATOR: Final = re.compile(r"\w+(::\w+)+([ ,:(].*)?|\w+Backward\d*(, .*)?")
 _NUMBER: Final = re.compile(r"\d{1,9}$")
-_NONE_LOADED: Final = Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +263,7 @@ class _Finder:
         start_ns, end_ns = gaps.start_ns[own], gaps.end_ns[own]
         sampled = self.samples.pieces(thread, start_ns, end_ns) if self.samples.any else None
         changes_ns = self._functions.edges_ns(thread) if sampled is None else sampled.start_ns
-        loading = loading_by_stacks(self._run).get(thread, _NONE_LOADED)
+        loading = loading_by_stacks(self._run).get(thread, nothing())
         edges_ns = np.concatenate([start_ns, self._ranges.edges_ns(thread), changes_ns])
         edges_ns = np.unique(np.concatenate([edges_ns, loading.start_ns, loading.end_ns]))
         gap = np.searchsorted(start_ns, edges_ns, "right") - 1

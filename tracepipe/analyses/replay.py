@@ -819,7 +819,7 @@ class Window:
             return gpu_ns, gpu_ns
         host_ns = np.where(follows_end, timeline.end_ns[row], timeline.call_ns[row]) + since_ns
         if len(timeline.begins_ns):
-            # Where the host needs less time before its first call than it did, it may have been in the step.
+            # With less time of the host before its first call, a step begins when the host gets there.
             host_ns = np.maximum(host_ns, timeline.begins_ns[2 * row])
         return np.where(on_host, host_ns, gpu_ns), gpu_ns
 

@@ -102,7 +102,7 @@ def loading_by_stacks(run: Run) -> dict[int, Stretches]:
     CUDA calls; without steps, each thread that launches.
     """
     samples, found = HostSamples(run), dict[int, Stretches]()
-    if not samples.loads.any():
+    if not samples.any or not samples.loads.any():
         return found
     steps, calls, work = steps_of(run), run.layer("userspace"), gpu_work(run)
     threads, (begin_ns, end_ns) = run.shapes.threads[0], (steps.start_ns[0], steps.end_ns[-1])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 
 from tracepipe.errors import InputError
 from tracepipe.tracer.find.foreign import ForeignFile, Readable
@@ -37,7 +37,8 @@ _STT_FUNC = 2  # not STT_GNU_IFUNC (10), which is a resolver, not the function
 _SHN_LORESERVE = 0xFF00  # values from here on are not section indexes
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 14, 15, 29
 
-# The first eight bytes of a symbol, as one number: its kind, and the index of its section.
+# The first eight bytes of a symbol, as one number: where its name is, its kind, and the index of its section.
+_NAME = (1 << 32) - 1
 _KIND, _FUNCTION = 15 << 32, _STT_FUNC << 32
 _SECTION, _RESERVED = 1 << 48, _SHN_LORESERVE << 48
 
@@ -201,7 +202,7 @@ class Elf:
         with self._damage("symbol table"):
             for table in self._symbol_tables(_SHT_DYNSYM, *[_SHT_SYMTAB] * local):
                 names, addresses = list[int](), list[int]()
-                for name, address, _ in self._functions_in(table):
+                for _, name, address, _ in self._functions_in(table):
                     names.append(name)
                     addresses.append(address)
                 texts = self._names(self._sections[table.link], names, _NAME_BYTES)
@@ -213,19 +214,16 @@ class Elf:
         tables, keys, before = list[tuple[int, Section, Section]](), list[int](), 0
         with self._damage("symbol table"):
             for table in self._symbol_tables(_SHT_DYNSYM, _SHT_SYMTAB):
-                count = table.size // _SYM.size
+                found = (
+                    address << _ROW_BITS | before + row
+                    for row, _, address, size in self._functions_in(table)
+                    if size
+                )
+                keys += islice(found, 2 * _FUNCTIONS_MAX + 1)
                 tables.append((before, table, self._sections[table.link]))
-                for part in self._parts(_SYM, table.offset, count):
-                    words = memoryview(part).cast("Q")
-                    rows = zip(*(words[at::3] for at in range(3)), strict=True)
-                    keys += [
-                        address << _ROW_BITS | row
-                        for row, (head, address, size) in enumerate(rows, before)
-                        if head & _KIND == _FUNCTION and _SECTION <= head < _RESERVED and address and size
-                    ]
-                    before += len(part) // _SYM.size
-                    if len(keys) > 2 * _FUNCTIONS_MAX:
-                        raise IndexError
+                before += table.size // _SYM.size
+            if len(keys) > 2 * _FUNCTIONS_MAX:
+                raise IndexError
         keys.sort()
         return Symbols(keys, lambda row: self._symbol(tables, row))
 
@@ -324,11 +322,15 @@ class Elf:
                 raise IndexError
             yield from tables
 
-    def _functions_in(self, table: Section) -> Iterator[tuple[int, int, int]]:
-        """The place of the name, the address and the size of each function in a table of symbols."""
-        for name, info, _, index, address, size in self._rows(_SYM, table.offset, table.size // _SYM.size):
-            if info & 15 == _STT_FUNC and 0 < index < _SHN_LORESERVE and address:
-                yield name, address, size
+    def _functions_in(self, table: Section) -> Iterator[tuple[int, int, int, int]]:
+        """The row of each function in a table of symbols, the place of its name, its address and its size."""
+        row = 0
+        for part in self._parts(_SYM, table.offset, table.size // _SYM.size):
+            words = memoryview(part).cast("Q")
+            for head, address, size in zip(*(words[at::3] for at in range(3)), strict=True):
+                if head & _KIND == _FUNCTION and _SECTION <= head < _RESERVED and address:
+                    yield row, head & _NAME, address, size
+                row += 1
 
     @contextmanager
     def _damage(self, part: str) -> Iterator[None]:

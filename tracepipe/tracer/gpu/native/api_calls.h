@@ -90,8 +90,8 @@ class ApiCalls {
     }
     // Takes a callback; whether a call that waited for the GPU has returned.
     //
-    // Between two calls the program has used the caches for itself, so that this takes as long as it touches memory:
-    // some 2 µs a call in a program of Python, and a tenth of that in a loop.
+    // Between two calls a program of Python uses the caches for itself. So the memory that is touched here decides:
+    // 2.7 µs a call there, and 0.8 µs in a loop of launches.
     bool take(CUpti_CallbackDomain domain, uint32_t id, const CUpti_CallbackData &data) {
         Thread &thread = here();
         Open &open = thread.open;

@@ -257,7 +257,7 @@ void flush_after_wait(bool has_failed) {
 }
 
 // A call that nobody but the recording wants: most are.
-void call_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const CUpti_CallbackData &data) {
+void take_call(CUpti_CallbackDomain domain, CUpti_CallbackId id, const CUpti_CallbackData &data) {
     if (!calls.take(domain, id, data)) return;
     flush_after_wait(data.functionReturnValue && *static_cast<const uint32_t *>(data.functionReturnValue));
 }
@@ -265,7 +265,7 @@ void call_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const CUpti_Cal
 void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *given) {
     if (this_process() != owner) return;
     if (subscription.parts(domain, id) == Subscription::CALLS)
-        return call_back(domain, id, *static_cast<const CUpti_CallbackData *>(given));
+        return take_call(domain, id, *static_cast<const CUpti_CallbackData *>(given));
     if (subscription.has(Subscription::SAMPLER, domain, id)) stalls.take(domain, id, given);
     if (subscription.has(Subscription::GRAPHS, domain, id)) has_graphs = true;
     if (subscription.has(Subscription::NODES, domain, id)) nodes.take(id, *static_cast<const CUpti_ResourceData *>(given));
@@ -274,7 +274,7 @@ void called_back(CUpti_CallbackDomain domain, CUpti_CallbackId id, const void *g
     bool is_entry = data.callbackSite == CUPTI_API_ENTER;
     // The launch that begins or ends a window is in it.
     if (is_entry && subscription.has(Subscription::TRIGGERS, domain, id)) window_calls.take(domain, id, data);
-    if (subscription.has(Subscription::CALLS, domain, id)) call_back(domain, id, data);
+    if (subscription.has(Subscription::CALLS, domain, id)) take_call(domain, id, data);
     if (!is_entry && subscription.has(Subscription::TRIGGERS, domain, id)) window_calls.take(domain, id, data);
 }
 
