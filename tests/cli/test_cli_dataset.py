@@ -327,10 +327,12 @@ def test_recorded_clocks_are_placed_within_what_is_certain(tmp_path: Path) -> No
     build(list(map(str, recorded)), str(tmp_path / "ds"), jobs=1)
     clocks = pl.read_parquet(tmp_path / "ds" / "layer=alignment" / "part-0.parquet")
     assert clocks["shared"].to_list() == [60, 60, 60, 60]
-    assert clocks["bound_ns"].is_between(11_000, 16_000).to_list() == [False, True, True, True]
+    assert clocks["bound_ns"].is_between(11_000, 18_000).to_list() == [False, True, True, True]
     assert clocks["residual_ns"].max() < 7_000
-    assert clocks["early_ns"].drop_nulls().is_between(11_000, 12_000).to_list() == [True] * 3
-    assert clocks["late_ns"].drop_nulls().is_between(11_000, 12_000).to_list() == [True] * 3
+    assert clocks["early_ns"].drop_nulls().is_between(11_000, 14_000).to_list() == [True] * 3
+    assert clocks["late_ns"].drop_nulls().is_between(11_000, 14_000).to_list() == [True] * 3
+    # All clocks are that of one host, and three collectives are a minute before the others.
+    assert (clocks["drift_ppb"].abs().max(), clocks["dropped"].sum()) < (20, 1)
 
 
 @pytest.mark.slow
@@ -346,4 +348,5 @@ def test_the_clocks_of_two_h200s_are_placed_where_they_are(tmp_path: Path) -> No
     ]
     assert max(errors_ns) < 2_000
     assert (reference["bound_ns"], placed["residual_ns"] < 12_000) == (0, True)
-    assert 76_000 < placed["bound_ns"] < 90_000  # half of the shortest transfers both ways
+    # Half of the shortest transfers both ways, and what crystals keep to in 62 ms.
+    assert 76_000 < placed["bound_ns"] < 100_000

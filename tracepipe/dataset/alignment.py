@@ -48,6 +48,10 @@ _LEAST_NOISE_NS: Final = 1_000
 # No transfer has ranks leave this far from each other.
 _SPREAD_MAX_NS: Final = 1_000_000
 _REFINEMENTS: Final = 2
+_ALIKE: Final = 2
+"""Transfers are alike if they differ by less than this factor."""
+_PARTS: Final = 8
+"""Parts of the time that a line is fitted to without, one after another."""
 _OFTEN: Final = 0.4
 """If a clock comes last in this share of its collectives, they alone may decide its line."""
 _ALWAYS: Final = 0.9
@@ -106,6 +110,14 @@ class Meetings:
         if len(self.transfer_ns) < 2 * LEAST_SHARED:
             return self
         return self.take(self.transfer_ns <= np.median(self.transfer_ns))
+
+    def of_alike_transfers(self) -> Meetings:
+        """Those of short transfers, without far shorter ones, unless few remain. Ranks leave these otherwise.
+        A program often begins with them, which would turn a line.
+        """
+        some = self.of_short_transfers()
+        is_alike = _ALIKE * some.transfer_ns >= np.max(some.transfer_ns, initial=0)
+        return some.take(is_alike) if np.count_nonzero(is_alike) >= LEAST_SHARED else some
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,36 +269,77 @@ def _fitted(own: Meetings, common_ns: Int64s) -> Line | str:
     shared = common_ns[own.collective] != _UNKNOWN_NS
     if np.count_nonzero(shared) < LEAST_SHARED:
         return ""
-    own = own.take(shared).of_short_transfers()
+    own = own.take(shared).of_alike_transfers()
     at_ns = own.end_ns
     base_ns, ahead_ns = int(at_ns[0]), common_ns[own.collective] - at_ns
     first_ns = int(ahead_ns[0])
     away = (at_ns - base_ns).astype(np.float64)
     off = (ahead_ns - first_ns).astype(np.float64)
     slope, offset = _robust_line(away, off)
-    inside = _inliers(off - offset - slope * away)
-    away_ns = float(np.median(np.abs(off - offset - slope * away)))
-    if 2 * np.count_nonzero(inside) < len(inside) or away_ns > _SPREAD_MAX_NS:
+    distances_ns = off - offset - slope * away
+    inside = _inliers(distances_ns)
+    if 2 * np.count_nonzero(inside) < len(inside) or np.median(np.abs(distances_ns)) > _SPREAD_MAX_NS:
         return "the ends of its collectives lie on no line"
-    middle, span_ns = away[inside].mean(), np.ptp(away[inside])
-    off_ns = off[inside] - slope * away[inside]
-    if _line_error_ns(off_ns - np.median(off_ns)) * 2_000_000 > CRYSTAL_PPM * span_ns:
+    first, last = away[inside].min(), away[inside].max()
+    # Before and after most of the points, the right ones are as far off the line as it may turn.
+    turn_ns = _line_errors_ns(away[inside], distances_ns[inside], away)
+    turn_ns[(away >= first) & (away <= last)] = 0
+    on_line = inside | _inliers(np.sign(distances_ns) * np.maximum(np.abs(distances_ns) - turn_ns, 0))
+    on, ends = away[on_line], np.array([away[on_line].min(), away[on_line].max()])
+    errors_ns = _line_errors_ns(on, distances_ns[on_line] - np.median(distances_ns[on_line]), ends)
+    if errors_ns.max() * 2_000_000 > CRYSTAL_PPM * np.ptp(on):
         slope = 0.0  # too short a stretch to measure a drift better than crystals keep to
     else:
-        slope = float(np.polyfit(away[inside] - middle, off[inside], 1)[0])
+        slope, inside = float(np.polyfit(on - on.mean(), off[on_line], 1)[0]), on_line
     offset = float(np.mean(off[inside] - slope * away[inside]))
     if abs(slope) * 1e6 > DRIFT_MAX_PPM:
         return f"its clock would drift by {slope * 1e6:.0f} ppm: these are not the same collectives"
     return Line(base_ns, first_ns + round(offset), round(slope * _BILLION))
 
 
-def _line_error_ns(off_ns: NDArray[np.float64]) -> float:
-    """How far a line through points may be off at either end, from their distances to it: three standard
-    errors of a line through points that are spread evenly.
+_Floats = NDArray[np.float64]
+
+
+def _line_errors_ns(at_ns: _Floats, off_ns: _Floats, ends_ns: _Floats) -> _Floats:
+    """How far a line through ends of collectives may be off at some times, from their distances to it: three
+    standard errors, or three of the jackknife (Quenouille, Tukey) that leaves out an eighth of the time each,
+    whichever is more. Shape `(times,)`.
+
+    The latter is for ends that are not independent: they lie otherwise when another rank comes last, or when
+    a link is slower for a while.
     """
-    count = len(off_ns)
-    deviation_ns = math.sqrt(float(off_ns @ off_ns) / max(count - 2, 1))
-    return 3 * deviation_ns * math.sqrt(4 / count)
+    middle_ns, span_ns = at_ns.mean(), max(float(np.ptp(at_ns)), 1.0)
+    x, at = (at_ns - middle_ns) / span_ns, (ends_ns - middle_ns) / span_ns
+    leverage = 1 / len(x) + at**2 / max(x @ x, 1 / len(x))
+    standard_ns = 3 * np.sqrt(float(off_ns @ off_ns) / max(len(x) - 2, 1) * leverage)
+    part = np.minimum(((x - x.min()) * _PARTS).astype(np.int64), _PARTS - 1)
+    columns = (np.ones_like(x), x, off_ns, x * x, x * off_ns)
+    of_part = np.array([np.bincount(part, column, _PARTS) for column in columns])
+    every = of_part.sum(1, keepdims=True)
+    rest = (every - of_part)[:, of_part[0] > 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        turned_ns = np.abs(_heights(rest, at[:, None]) - _heights(every, at[:, None]))
+    # Without all the others, a line says nothing but what crystals keep to.
+    most_ns = CRYSTAL_PPM * (np.ptp(at) * span_ns) / 1_000_000
+    turned_ns = np.where(np.isfinite(turned_ns), np.minimum(turned_ns, most_ns), most_ns)
+    count = turned_ns.shape[1]
+    errors_ns: _Floats = np.maximum(standard_ns, 3 * np.sqrt((turned_ns**2).sum(1) * (count - 1) / count))
+    return errors_ns
+
+
+def _heights(sums: _Floats, at: _Floats) -> _Floats:
+    """Of the least squares' lines at some x of shape `(x, 1)`, not finite where there is none. `sums` has
+    those of the points, of x, y, x² and x·y, a column for each line. Shape `(x, lines)`.
+    """
+    count, x, y, xx, xy = sums
+    slope = (count * xy - x * y) / (count * xx - x * x)
+    heights: _Floats = (y - slope * x) / count + slope * at
+    return heights
+
+
+def _level_error_ns(off_ns: NDArray[np.float64]) -> float:
+    """Three standard errors of the mean of some distances."""
+    return 3 * math.sqrt(float(off_ns @ off_ns) / (max(len(off_ns) - 2, 1) * len(off_ns)))
 
 
 def _robust_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
@@ -316,21 +369,43 @@ def _spread(
     """How near the ends of the collectives that a clock shares with others are to the common ends: a
     placement without a bound, by how many ns its line may be off at either end, and the median transfer.
     """
+    alike = own.of_alike_transfers()
     own = own.of_short_transfers()
     end_ns = line.place_all(own.end_ns)
     off_ns = end_ns - common_ns[own.collective]
     near = _inliers((off_ns - np.median(off_ns)).astype(np.float64))
-    distances_ns: NDArray[np.float64] = off_ns[near].astype(np.float64)
-    drift_ns = _line_error_ns(distances_ns)
-    if not line.drift_ppb and not is_reference:
-        drift_ns += CRYSTAL_PPM * float(np.ptp(end_ns[near])) / 2_000_000
     # Ends that are no further than a transfer are no mistakes: there its ranks came last, or did not.
     is_dropped = ~near & (np.abs(off_ns) > own.transfer_ns)
     kept_ns, dropped = end_ns[~is_dropped], int(np.count_nonzero(is_dropped))
     times_ns = int(kept_ns.min()), int(kept_ns.max())
-    furthest_ns = math.ceil(np.abs(distances_ns).max())
+    furthest_ns = math.ceil(np.abs(off_ns[near]).max())
     placement = Placement(line, 0, len(own), dropped, *times_ns, residual_ns=furthest_ns)
+    drift_ns = 0.0
+    if not is_reference:
+        # The common end of two clocks is in the middle between both.
+        pins_ns = (2 * np.abs(off_ns) + own.transfer_ns)[~is_dropped]
+        drift_ns = _drift_error_ns(alike, line, common_ns, kept_ns, pins_ns)
     return placement, drift_ns, float(np.median(own.transfer_ns))
+
+
+def _drift_error_ns(own: Meetings, line: Line, common_ns: Int64s, kept_ns: Int64s, pins_ns: Int64s) -> float:
+    """By how many ns the line of a clock through some ends may be off at the first or the last of `kept_ns`,
+    where it is off by no more than `pins_ns`.
+    """
+    first_ns, span_ns = int(kept_ns.min()), float(np.ptp(kept_ns))
+    end_ns = line.place_all(own.end_ns)
+    off_ns = (end_ns - common_ns[own.collective]).astype(np.float64)
+    near = _inliers(off_ns - np.median(off_ns))
+    if not line.drift_ppb:
+        return 2 * _level_error_ns(off_ns[near]) + CRYSTAL_PPM * span_ns / 2_000_000
+    at_ns, ends_ns = (end_ns[near] - first_ns).astype(np.float64), np.array([0.0, span_ns])
+    errors_ns = _line_errors_ns(at_ns, off_ns[near], ends_ns)
+    # A line that turns about the middle of its points is off in proportion to the distance from there.
+    away_ns = kept_ns - first_ns - at_ns.mean()
+    of_end_ns = (ends_ns - at_ns.mean())[:, None]
+    with np.errstate(divide="ignore"):
+        farther = np.where(of_end_ns * away_ns > 0, np.maximum(of_end_ns / away_ns, 1), np.inf)
+    return float(np.minimum(errors_ns, (farther * np.maximum(pins_ns, 1)).min(1)).max())
 
 
 def _placements(
@@ -356,6 +431,11 @@ def _placements(
     clocks = max(lines) + 1
     arrived_ns, left_ns = (_placed_ns(sure.clock, ns, lines) for ns in (sure.arrived_ns, sure.left_ns))
     certain = certain_limits(sure.clock, sure.collective, arrived_ns, left_ns, clocks)
+    # They hold where their collectives are, which may be at the other end of a line.
+    turns_ns = np.array(
+        [spreads[clock][1] if clock in spreads and clock != reference else 0 for clock in range(clocks)]
+    )
+    certain += turns_ns[:, None] + turns_ns
     apart_ns = np.zeros(clocks)
     for clock, (found, drift_ns, transfer_ns) in spreads.items():
         apart_ns[clock] = (found.residual_ns or 0) + drift_ns + transfer_ns / 2
