@@ -71,7 +71,7 @@ def test_steps_without_a_part_are_as_long_as_those_that_never_had_it(
     ("ranks", "slower", "host_bound", "fault"),
     [
         (2, 1.8, False, "host"), (2, 1.0, True, "data loading"), (4, 1.4, False, "GPU"),
-        (4, 1.8, True, "link"), (3, 1.8, True, "host"),
+        (4, 1.8, True, "link"), (3, 1.8, True, "host"), (3, 1.5, True, "processor"),
     ],
 )  # fmt: skip
 def test_a_fault_costs_what_the_job_without_it_is_faster(
@@ -81,10 +81,14 @@ def test_a_fault_costs_what_the_job_without_it_is_faster(
         ranks, slower=slower, host_bound=host_bound, fault=fault, jitter=0.03, in_pairs=fault == "link"
     )
     made = job.run()
-    found = asked(Path(built(tmp_path, made.write(tmp_path / "runs"))))["slow"]
-    assert [(one["ranks"], one["slow"]) for one in found] == [(str(SLOW), fault)]
+    answer = asked(Path(built(tmp_path, made.write(tmp_path / "runs"))))
+    found, is_everywhere = answer["slow"], fault in ("GPU", "processor")
+    slow = ["host", "data loading"] if fault == "processor" else [fault]
+    assert [(one["ranks"], one["slow"]) for one in found] == [(str(SLOW), one) for one in slow]
+    assert found[0]["everywhere"] == (pytest.approx(1.4, rel=0.02) if is_everywhere else None)
+    assert any("is slow everywhere" in note for note in answer["notes"]) == is_everywhere
     truth_ns = float(np.median(made.steps_ns()) - np.median(replace(job, fault="").run().steps_ns()))
-    assert found[0]["costs_ns"] == pytest.approx(truth_ns, rel=0.1, abs=200_000)
+    assert sum(one["costs_ns"] for one in found) == pytest.approx(truth_ns, rel=0.1, abs=200_000)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Literal
 
 from tests.support.simulated_machine import Do, Machines
 
-Fault = Literal["", "host", "GPU", "data loading", "link"]
+Fault = Literal["", "host", "processor", "GPU", "data loading", "link"]
+"""What SLOW is slow at: with `host` in one place of its program, with `processor` everywhere."""
 Extra = Literal["", "host", "GPU", "sync", "small", "stream"]
 SLOW = 1
 """The rank with the fault, or the extra part."""
@@ -49,7 +50,8 @@ class Training:
         host_ns, kernel_ns = (60_000, 30_000) if self.host_bound else (12_000, 150_000)
 
         def host(ns: float) -> Do:
-            return Do("host", ns * max(source.gauss(1, self.jitter), 0.3))
+            factor = max(source.gauss(1, self.jitter), 0.3) * (1.4 if slow == "processor" else 1)
+            return Do("host", ns * factor)
 
         def kernels(name: str, count: int) -> Iterator[Do]:
             for at in range(count):

@@ -20,7 +20,7 @@ from tracepipe.libraries import np
 from tracepipe.ranks.engine import Columns
 from tracepipe.ranks.programs import Programs
 from tracepipe.ranks.queries import COMPARED
-from tracepipe.ranks.stragglers import Suspect
+from tracepipe.ranks.stragglers import SLOWER, Straggler, Suspect
 
 _OF_WORK: Final = {"compute_ns": COMPUTE, "copies_ns": COPIES}
 # GPUs of one kind, and their clocks by what they have to do, differ by up to so much. That is not what a rank
@@ -28,6 +28,11 @@ _OF_WORK: Final = {"compute_ns": COMPUTE, "copies_ns": COPIES}
 _SPEED_MOST: Final = 1.03
 # A prime, so that a rank does not meet the same peer and step again and again.
 _STRIDE: Final = 7_919
+# How many times as long a row of a rank may take as that of a peer, in parts of about 1%.
+_RATIOS: Final = np.geomspace(0.25, 8, 351)
+_EVERYWHERE: Final = ("compute_ns", "host_ns")
+# A rank is slower everywhere if the median of these explains so much of the difference.
+_EXPLAINED: Final = 0.5
 
 
 class Costs:
@@ -44,6 +49,7 @@ class Costs:
             name: np.zeros((3, len(programs.ranks)))
             for name in (COMPARED if programs.has_calls else _OF_WORK)
         }
+        self._ratios: dict[tuple[int, str], Floats] = {}
 
     def _watch(self, window: Window, timeline: Timeline | None) -> None:
         """Add the times of the steps of a window: in ns, in whole µs, and their squares."""
@@ -91,8 +97,35 @@ class Costs:
         (rank,) = suspect.straggler.ranks
         if rank not in self.place or not any(one in self.place for one in suspect.peers):
             return None
-        at = self.place[rank]
-        return lambda window: ({at: self.as_peers(window, rank, [suspect.name], suspect.peers)}, None)
+        at, name = self.place[rank], suspect.name
+        # Weighed by the times of the peers.
+        ratios = self._ratios[rank, name] = np.zeros(len(_RATIOS) - 1)
+
+        def as_peers(window: Window) -> tuple[dict[int, Change], Floats | None]:
+            change, rows = self.as_peers(window, rank, [name], suspect.peers), window.rows(at)
+            own_ns = _times_ns(window, name)[rows]
+            before_ns, after_ns = (
+                (window.alone_ns, change.work_ns) if name in _OF_WORK else (window.host_ns, change.host_ns)
+            )
+            assert after_ns is not None
+            peers_ns = own_ns + after_ns - before_ns[rows]
+            is_both = (window.step[rows] != NONE) & (own_ns > 0) & (peers_ns > 0)
+            own_ns, peers_ns = own_ns[is_both], peers_ns[is_both]
+            ratios[:] += np.histogram(own_ns / peers_ns, _RATIOS, weights=peers_ns)[0]
+            return {at: change}, None
+
+        return as_peers
+
+    def everywhere(self, one: Straggler) -> float | None:
+        """How many times as long half of a slow rank's kernels or of its program takes at least, by time.
+        None if something else makes it slow, such as a long kernel, or one place in the program.
+        """
+        name = next((name for name in _EVERYWHERE if SLOWER[name] == one.slow), "")
+        ratios = self._ratios.get((one.ranks[0], name))
+        if ratios is None or not ratios.any():
+            return None
+        ratio = float(_RATIOS[np.searchsorted(np.cumsum(ratios), ratios.sum() / 2)])
+        return ratio if (ratio - 1) * one.usual_ns > _EXPLAINED * one.excess_ns else None
 
     def _links(self, window: Window, faster: Mapping[tuple[str, str], float]) -> Floats:
         """How much remains of the transfer of each collective."""

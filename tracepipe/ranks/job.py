@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tracepipe.analyses.replay import refused
@@ -63,6 +63,8 @@ class Job:
         costs, none = self.replayed, np.zeros(0, np.int64)
         suspects = [*slower_ranks(self.times), *slow_links(self.groups, self.members)]
         found = stragglers(suspects, costs.saved_ns if costs else lambda some: [none] * len(some))
+        if costs:
+            found = (replace(one, everywhere=costs.everywhere(one)) for one in found)
         return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
 
     @property

@@ -11,13 +11,21 @@ from tracepipe.errors import InputError
 from tracepipe.libraries import np
 from tracepipe.ranks.engine import rows
 from tracepipe.ranks.job import Job
-from tracepipe.ranks.stragglers import LINK, SLOWER, longest_unjudged
+from tracepipe.ranks.stragglers import LINK, SLOWER, Straggler, longest_unjudged
 from tracepipe.reports.report import Column, Result, Table, not_listed
 from tracepipe.units import agree, counted, duration_text, steps_text
 
 _NAMES_MAX: Final = 8
 _PERSISTS: Final = 0.5
 _RANK: Final = (Column("rank", "rank", "id"), Column("host", "host", spare=True))
+# What takes longer where a rank is slow everywhere, and what may be the reason.
+_EVERYWHERE: Final = {
+    SLOWER["compute_ns"]: ("half of its kernels' time", "Its GPU is slower, or shared"),
+    SLOWER["host_ns"]: (
+        "half of its program's time",
+        "Its processor is slower, shared, or has the interrupts of devices (often processor 0)",
+    ),
+}
 _NO_COLLECTIVES: Final = "No collective was recorded by two ranks."
 
 
@@ -87,7 +95,8 @@ def screen(job: Job, name: str) -> Result:
             f"Rank {_ranges(one.ranks)}" if len(one.ranks) == 1 else f"One of the ranks {_ranges(one.ranks)}"
         )
         lines.append(
-            f"{who} is slow ({one.slow}): {duration_text(one.own_ns)} a step, usual "
+            f"{who} is slow ({one.slow}{', everywhere' if one.everywhere else ''}): "
+            f"{duration_text(one.own_ns)} a step, usual "
             f"{duration_text(one.usual_ns)}"
             + (
                 "."
@@ -129,6 +138,7 @@ def _notes(job: Job) -> list[str]:
         notes.append(
             f"{unplaced} of {clocks} clocks {agree(unplaced, 'is|are')} not placed on the common one"
         )
+    notes += [f"rank {_ranges(one.ranks)} {text}" for one in job.stragglers if (text := _everywhere(one))]
     notes += _clocks(job)
     if job.not_replayed:
         notes.append(f"{job.not_replayed} So it is not known what a slow rank costs")
@@ -139,6 +149,14 @@ def _notes(job: Job) -> list[str]:
             f"{duration_text(longest.usual_ns)}. Record more steps, each in a range that is called step"
         )
     return notes
+
+
+def _everywhere(one: Straggler) -> str:
+    """That all a slow rank does takes longer, "" if it does not."""
+    if one.everywhere is None or one.slow not in _EVERYWHERE:
+        return ""
+    what, why = _EVERYWHERE[one.slow]
+    return f"is slow everywhere: {what} takes {one.everywhere:.2f} times as long as on its peers. {why}"
 
 
 def _clocks(job: Job) -> list[str]:
@@ -171,12 +189,13 @@ def _slow(job: Job) -> Table:
         Column("own_ns", "own", "ns"), Column("usual_ns", "usual", "ns"), Column("excess_ns", "more", "ns"),
         Column("peers", "peers", "count", True), Column("costs_ns", "costs", "ns"),
         Column("low_ns", "at least", "ns", True), Column("high_ns", "at most", "ns", True),
+        Column("everywhere", "everywhere", "number", True),
     )  # fmt: skip
     found = [
         (
             _ranges(one.ranks), ", ".join(sorted({job.hosts[rank] for rank in one.ranks})), one.slow,
             one.own_ns, one.usual_ns, one.excess_ns, one.peers, one.costs_ns,
-            *(one.bounds_ns or (None, None)),
+            *(one.bounds_ns or (None, None)), one.everywhere,
         )
         for one in job.stragglers
     ]  # fmt: skip

@@ -54,8 +54,9 @@ class Straggler:
 
     `own_ns` and `usual_ns` are the time of the rank and the median of its peers. For a link they are the
     length of a transfer in the rank's process groups and in similar ones. `costs_ns` is by how much a step
-    would be shorter if it were not slower, within `bounds_ns` in 95 of 100 cases. `ranks` are all ranks that
-    may be meant.
+    would be shorter if it were not slower, within `bounds_ns` in 95 of 100 cases. `everywhere` is how many
+    times as long half of its work or program takes at least, where that makes it slow. `ranks` are all ranks
+    that may be meant.
     """
 
     ranks: tuple[int, ...]
@@ -65,6 +66,7 @@ class Straggler:
     peers: int
     costs_ns: int | None = None
     bounds_ns: tuple[int, int] | None = None
+    everywhere: float | None = None
 
     @property
     def excess_ns(self) -> int:
