@@ -49,7 +49,6 @@ WAIT: Final = 3
 LAUNCHES, GPUS, THREADS, QUEUE = "launches", "GPUs", "threads", "queue"
 """Of what a recording may not tell the order."""
 TYPICAL: Final = -(1 << 62)
-_NEVER: Final = -(1 << 61)
 _UNKNOWN_STREAM: Final = -2
 PLACES: Final = 1 << 20
 """What `Program.nth` counts the collectives in."""

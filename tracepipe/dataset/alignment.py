@@ -52,10 +52,6 @@ _ALIKE: Final = 2
 """Transfers are alike if they differ by less than this factor."""
 _PARTS: Final = 8
 """Parts of the time that a line is fitted to without, one after another."""
-_OFTEN: Final = 0.4
-"""If a clock comes last in this share of its collectives, they alone may decide its line."""
-_ALWAYS: Final = 0.9
-"""If a clock comes last in this share of its collectives, it counts as always last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

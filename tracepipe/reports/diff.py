@@ -352,10 +352,6 @@ def _total(layer: str, rows: Callable[[Run, Layer], Bools] | None = None) -> Tot
     return total
 
 
-def _length_ns(run: Run, part: Part | None) -> int:
-    return run.facts.end_ns - run.facts.start_ns if part is None else part.spans.total_ns
-
-
 _TOTALS: tuple[tuple[str, str, Total], ...] = (
     (
         "recording",
