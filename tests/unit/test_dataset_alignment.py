@@ -145,6 +145,18 @@ def test_a_clock_whose_rank_leaves_earlier_from_some_moment_on_is_within_its_bou
         assert error_ns <= found.placements[clock].bound_ns
 
 
+def test_clocks_that_do_not_drift_are_known_to_do_so() -> None:
+    """Over two minutes, with most of the collectives in the last of these."""
+    job = Job([0, 1], 200, 8)
+    job.drift_ppb[:] = 0
+    later_ns = np.where(np.arange(200) < 20, 0, 120_000_000_000)
+    job.at_ns, job.start_ns, job.end_ns = (ns + later_ns for ns in (job.at_ns, job.start_ns, job.end_ns))
+    found = job.aligned()
+    (placed,) = (one for clock, one in found.placements.items() if clock != found.reference)
+    assert (abs(placed.line.drift_ppb) <= 20, placed.dropped) == (True, 0)
+    assert job.errors_ns(found)[1 - found.reference] <= placed.bound_ns < 120_000
+
+
 def test_groups_that_reach_from_host_to_host_are_enough() -> None:
     """A pipeline: each stage exchanges with the next one alone."""
     job = Job([0, 1, 2, 3, 4], 400, 4)

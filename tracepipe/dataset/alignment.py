@@ -48,7 +48,7 @@ _LEAST_NOISE_NS: Final = 1_000
 # No transfer has ranks leave this far from each other.
 _SPREAD_MAX_NS: Final = 1_000_000
 _REFINEMENTS: Final = 2
-_ALIKE: Final = 2
+_ALIKE: Final = 3
 """Transfers are alike if they differ by less than this factor."""
 _PARTS: Final = 8
 """Parts of the time that a line is fitted to without, one after another."""
@@ -108,11 +108,12 @@ class Meetings:
         return self.take(self.transfer_ns <= np.median(self.transfer_ns))
 
     def of_alike_transfers(self) -> Meetings:
-        """Those of short transfers, without far shorter ones, unless few remain. Ranks leave these otherwise.
-        A program often begins with them, which would turn a line.
+        """Those of short transfers that are neither far shorter nor far longer than most. Ranks leave these
+        otherwise. A program often begins with some, which would turn a line.
         """
         some = self.of_short_transfers()
-        is_alike = _ALIKE * some.transfer_ns >= np.max(some.transfer_ns, initial=0)
+        ratio = some.transfer_ns / max(np.median(some.transfer_ns), 1) if len(some) else some.transfer_ns
+        is_alike = (ratio >= 1 / _ALIKE) & (ratio <= _ALIKE)
         return some.take(is_alike) if np.count_nonzero(is_alike) >= LEAST_SHARED else some
 
 
@@ -282,7 +283,11 @@ def _fitted(own: Meetings, common_ns: Int64s) -> Line | str:
     turn_ns[(away >= first) & (away <= last)] = 0
     on_line = inside | _inliers(np.sign(distances_ns) * np.maximum(np.abs(distances_ns) - turn_ns, 0))
     on, ends = away[on_line], np.array([away[on_line].min(), away[on_line].max()])
-    errors_ns = _line_errors_ns(on, distances_ns[on_line] - np.median(distances_ns[on_line]), ends)
+    on_ns = distances_ns[on_line] - np.median(distances_ns[on_line])
+    errors_ns = _line_errors_ns(on, on_ns, ends)
+    errors_ns = np.minimum(
+        errors_ns, _pinned_ns(on, _pins_ns(on_ns, own.transfer_ns[on_line]), on.mean(), ends)
+    )
     if errors_ns.max() * 2_000_000 > CRYSTAL_PPM * np.ptp(on):
         slope = 0.0  # too short a stretch to measure a drift better than crystals keep to
     else:
@@ -333,6 +338,25 @@ def _heights(sums: _Floats, at: _Floats) -> _Floats:
     return heights
 
 
+def _pins_ns(off_ns: _Floats, transfer_ns: Int64s) -> _Floats:
+    """How far a line may be off at ends of collectives, as ranks leave within a transfer of each other. The
+    common end of two clocks is in the middle between both.
+    """
+    pins_ns: _Floats = 2 * np.abs(off_ns) + np.maximum(transfer_ns, 1)
+    return pins_ns
+
+
+def _pinned_ns(at_ns: _Floats, pins_ns: _Floats, middle_ns: float, ends_ns: _Floats) -> _Floats:
+    """How far a line that turns about the middle may be off at some times, as it is off by no more than
+    `pins_ns` at others. Shape `(times,)`.
+    """
+    of_end_ns = (ends_ns - middle_ns)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        farther = of_end_ns / (at_ns - middle_ns)
+    pinned_ns: _Floats = np.where(farther > 0, np.maximum(farther, 1) * pins_ns, np.inf).min(1)
+    return pinned_ns
+
+
 def _level_error_ns(off_ns: NDArray[np.float64]) -> float:
     """Three standard errors of the mean of some distances."""
     return 3 * math.sqrt(float(off_ns @ off_ns) / (max(len(off_ns) - 2, 1) * len(off_ns)))
@@ -378,13 +402,12 @@ def _spread(
     placement = Placement(line, 0, len(own), dropped, *times_ns, residual_ns=furthest_ns)
     drift_ns = 0.0
     if not is_reference:
-        # The common end of two clocks is in the middle between both.
-        pins_ns = (2 * np.abs(off_ns) + own.transfer_ns)[~is_dropped]
+        pins_ns = _pins_ns(off_ns[~is_dropped].astype(np.float64), own.transfer_ns[~is_dropped])
         drift_ns = _drift_error_ns(alike, line, common_ns, kept_ns, pins_ns)
     return placement, drift_ns, float(np.median(own.transfer_ns))
 
 
-def _drift_error_ns(own: Meetings, line: Line, common_ns: Int64s, kept_ns: Int64s, pins_ns: Int64s) -> float:
+def _drift_error_ns(own: Meetings, line: Line, common_ns: Int64s, kept_ns: Int64s, pins_ns: _Floats) -> float:
     """By how many ns the line of a clock through some ends may be off at the first or the last of `kept_ns`,
     where it is off by no more than `pins_ns`.
     """
@@ -392,16 +415,12 @@ def _drift_error_ns(own: Meetings, line: Line, common_ns: Int64s, kept_ns: Int64
     end_ns = line.place_all(own.end_ns)
     off_ns = (end_ns - common_ns[own.collective]).astype(np.float64)
     near = _inliers(off_ns - np.median(off_ns))
-    if not line.drift_ppb:
-        return 2 * _level_error_ns(off_ns[near]) + CRYSTAL_PPM * span_ns / 2_000_000
     at_ns, ends_ns = (end_ns[near] - first_ns).astype(np.float64), np.array([0.0, span_ns])
-    errors_ns = _line_errors_ns(at_ns, off_ns[near], ends_ns)
-    # A line that turns about the middle of its points is off in proportion to the distance from there.
-    away_ns = kept_ns - first_ns - at_ns.mean()
-    of_end_ns = (ends_ns - at_ns.mean())[:, None]
-    with np.errstate(divide="ignore"):
-        farther = np.where(of_end_ns * away_ns > 0, np.maximum(of_end_ns / away_ns, 1), np.inf)
-    return float(np.minimum(errors_ns, (farther * np.maximum(pins_ns, 1)).min(1)).max())
+    pinned_ns = _pinned_ns((kept_ns - first_ns).astype(np.float64), pins_ns, float(at_ns.mean()), ends_ns)
+    error_ns = float(np.minimum(_line_errors_ns(at_ns, off_ns[near], ends_ns), pinned_ns).max())
+    if not line.drift_ppb and error_ns * 2_000_000 > CRYSTAL_PPM * span_ns:
+        return 2 * _level_error_ns(off_ns[near]) + CRYSTAL_PPM * span_ns / 2_000_000
+    return error_ns
 
 
 def _placements(
