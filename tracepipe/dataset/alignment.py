@@ -277,10 +277,10 @@ def _fitted(own: Meetings, common_ns: Int64s) -> Line | str:
     inside = _inliers(distances_ns)
     if 2 * np.count_nonzero(inside) < len(inside) or np.median(np.abs(distances_ns)) > _SPREAD_MAX_NS:
         return "the ends of its collectives lie on no line"
-    first, last = away[inside].min(), away[inside].max()
     # Before and after most of the points, the right ones are as far off the line as it may turn.
-    turn_ns = _line_errors_ns(away[inside], distances_ns[inside], away)
-    turn_ns[(away >= first) & (away <= last)] = 0
+    outside = (away < away[inside].min()) | (away > away[inside].max())
+    turn_ns = np.zeros(len(away))
+    turn_ns[outside] = _line_errors_ns(away[inside], distances_ns[inside], away[outside])
     on_line = inside | _inliers(np.sign(distances_ns) * np.maximum(np.abs(distances_ns) - turn_ns, 0))
     on, ends = away[on_line], np.array([away[on_line].min(), away[on_line].max()])
     on_ns = distances_ns[on_line] - np.median(distances_ns[on_line])
@@ -321,7 +321,7 @@ def _line_errors_ns(at_ns: _Floats, off_ns: _Floats, ends_ns: _Floats) -> _Float
     with np.errstate(divide="ignore", invalid="ignore"):
         turned_ns = np.abs(_heights(rest, at[:, None]) - _heights(every, at[:, None]))
     # Without all the others, a line says nothing but what crystals keep to.
-    most_ns = CRYSTAL_PPM * (np.ptp(at) * span_ns) / 1_000_000
+    most_ns = CRYSTAL_PPM * (np.ptp(np.append(x, at)) * span_ns) / 1_000_000
     turned_ns = np.where(np.isfinite(turned_ns), np.minimum(turned_ns, most_ns), most_ns)
     count = turned_ns.shape[1]
     errors_ns: _Floats = np.maximum(standard_ns, 3 * np.sqrt((turned_ns**2).sum(1) * (count - 1) / count))
