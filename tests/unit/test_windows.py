@@ -393,6 +393,22 @@ def test_libraries_turn_by_themselves_what_they_see_and_are_followed_where_there
     assert course.windows.length_ns == 1
 
 
+def test_a_library_is_told_that_its_window_ended_before_it_was_seen_to_begin() -> None:
+    """A step may come later than the window is long: a library that was left alone then recorded everything,
+    and began no other window.
+    """
+    trigger = {"start_on": "nvtx:step", "stop_on": "signal", "repeat": 2}
+    course = Course(duration_ns=40, probed=False, has_device=True, **trigger)
+    course.at(1)
+    course.device.to_come = [Turn(10, begins=True)]
+    assert course.at(110) == ""
+    assert (course.windows.is_open, course.windows.count) == (False, 1)
+    assert course.attached.did[-1] == ("device", False)
+    course.device.to_come = [Turn(120, begins=True)]
+    course.at(130)
+    assert (course.windows.is_open, course.attached.did.count(("device", False))) == (True, 1)
+
+
 def test_a_library_that_did_not_turn_its_window_by_itself_is_asked_to() -> None:
     course = Course(has_device=True, start_on="nvtx:step")
     course.at(0)

@@ -13,10 +13,12 @@ words.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from typing import BinaryIO, Final
 
 from tracepipe.converters.line_writer import LineWriter
 from tracepipe.converters.writer import TraceInfo
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.columns import TraceBatch
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
@@ -44,16 +46,15 @@ class TableWriter(LineWriter):
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         super().__init__(out, info)
-        self._names: dict[tuple[int | None, int | None], str] = {}
+        self._names = OrderedDict[tuple[int | None, int | None], str]()
         self._line(*_TITLES)
 
     def write_events(self, batch: TraceBatch, tables: Tables) -> None:
         """Write the events of a batch, on the trace's clock."""
         for _, ts_ns, dur_ns, shape, args in self._rows(batch, tables):
             if shape.comm and not shape.on_stream:
-                if len(self._names) >= _NAMES_MAX:
-                    del self._names[next(iter(self._names))]
-                self._names[shape.pid, shape.tid] = printable(shape.comm).strip() or _UNKNOWN
+                name = printable(shape.comm).strip() or _UNKNOWN
+                put_bounded(self._names, (shape.pid, shape.tid), name, _NAMES_MAX)
             if shape.type == "userspace":
                 self._call(ts_ns, dur_ns, shape, tables, args)
         self._flush()

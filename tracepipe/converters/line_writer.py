@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from tracepipe.converters.writer import TraceInfo, without_form
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.columns import SPECIAL, TraceBatch
 from tracepipe.event.model import NO_SLICES
 from tracepipe.event.shape import Shape
@@ -37,15 +38,13 @@ class OpenCalls:
     """The open calls of threads, separately for each layer."""
 
     def __init__(self) -> None:
-        self._stacks: dict[Hashable, list[OpenCall]] = {}
+        self._stacks = OrderedDict[Hashable, list[OpenCall]]()
 
     def begin(self, thread: Hashable, name: str, ts_ns: int) -> OpenCall:
         """Note that a thread enters a call."""
         stack = self._stacks.get(thread)
         if stack is None:
-            if len(self._stacks) >= _THREADS_MAX:
-                del self._stacks[next(iter(self._stacks))]
-            stack = self._stacks[thread] = []
+            put_bounded(self._stacks, thread, stack := [], _THREADS_MAX)
         elif len(stack) >= _DEPTH_MAX:
             del stack[0]
         stack.append(call := OpenCall(name, ts_ns, len(stack)))

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns, grown
 from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, Record
 from tracepipe.event.ops import (
@@ -95,15 +96,13 @@ class Launches:
 
     def __init__(self) -> None:
         self.early: list[Early] = []
-        self._launches: dict[int, _Launch] = {}
+        self._launches = OrderedDict[int, _Launch]()
         self._last_flow = 0
 
     def _of(self, launch: int) -> _Launch:
         one = self._launches.get(launch)
         if one is None:
-            if len(self._launches) >= LAUNCHES_MAX:
-                del self._launches[next(iter(self._launches))]
-            one = self._launches[launch] = _Launch()
+            put_bounded(self._launches, launch, one := _Launch(), LAUNCHES_MAX)
         return one
 
     def _flow_of(self, one: _Launch) -> int:

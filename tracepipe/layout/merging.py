@@ -9,6 +9,7 @@ all calls near it are of one thread.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.columns import NONE, SPECIAL, Ints, TraceColumns, distinct, joined
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
@@ -64,7 +66,7 @@ class Doubles:
         self._waiting: dict[tuple[object, ...], dict[int, list[_One]]] = {}
         """By the key that equal events share, and by recording: the events that wait for a decision."""
         self._keys: dict[int, tuple[object, ...] | None] = {}
-        self._launches: list[dict[int, int]] = [{} for _ in origins.files]
+        self._launches = [OrderedDict[int, int]() for _ in origins.files]
         """By recording: the new numbers of launches that another recording has too."""
 
     def forget_shapes(self) -> None:
@@ -147,10 +149,7 @@ class Doubles:
         events, place, tables = kept.events, kept.place, self._tables
         launch = int(gone.events.launch[gone.place])
         if gone.shape.has_launch and kept.shape.has_launch:
-            known = self._launches[gone.source]
-            if len(known) >= _LAUNCHES_MAX:
-                del known[next(iter(known))]
-            known[launch] = int(events.launch[place])
+            put_bounded(self._launches[gone.source], launch, int(events.launch[place]), _LAUNCHES_MAX)
         elif gone.shape.has_launch:
             events.launch[place] = launch
             events.shape[place] = tables.number_of(replace(kept.shape, has_launch=True))

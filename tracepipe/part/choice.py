@@ -13,6 +13,7 @@ Of each event, only its row is kept, and its times while it is open.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +21,7 @@ from zlib import crc32
 
 import numpy as np
 
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.columns import (
     NONE,
     SPECIAL,
@@ -244,13 +246,13 @@ class State:
     """Takes the events before the part, sorted by time."""
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, int] = {}
+        self._last = OrderedDict[Hashable, int]()
         """By counter, the row of its last value."""
-        self._live: dict[Hashable, int] = {}
+        self._live = OrderedDict[Hashable, int]()
         """By process and address, the rows of live allocations; also allocations and frees without an
         address.
         """
-        self._threads: dict[Hashable, list[int]] = {}
+        self._threads = OrderedDict[Hashable, list[int]]()
         """The last begin, end and wakeup of each thread that was scheduled."""
 
     def take(self, shape: Shape, args: Args, row: int) -> None:
@@ -285,12 +287,10 @@ class State:
         return [*self._last.values(), *self._live.values(), *of_threads]
 
 
-def _put(kept: dict[Any, Any], key: Hashable, value: object) -> None:
+def _put(kept: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
     """Store a value as the newest one; where there are too many, the oldest one is dropped."""
     kept.pop(key, None)
-    if len(kept) >= _STATE_MAX:
-        del kept[next(iter(kept))]
-    kept[key] = value
+    put_bounded(kept, key, value, _STATE_MAX)
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -1305,7 +1305,7 @@ class ChromePairs:
     def __init__(self, rows: SortedRows, add_bound: Callable[[SortedRow], None]) -> None:
         self._rows, self._add_bound = rows, add_bound
         self._open: dict[_Key, _Opened] = {}
-        self._aside: dict[tuple[_Key, _Name], list[_Begin]] = {}
+        self._aside = OrderedDict[tuple[_Key, _Name], list[_Begin]]()
         self._count = 0
         self._ranges: dict[_Key, RangeNumbers] = {}
         self._range_of: dict[_Key, tuple[int, RangeNumbers]] = {}
@@ -1502,7 +1502,7 @@ class FlowSlices:
         self._bytes = self._waiting_bytes = self._starts_bytes = 0
         self._marks: dict[_Thread, tuple[int, str]] = {}
         """The time and the name of the last instant of a thread."""
-        self._starts: dict[int, _FlowEnd] = {}
+        self._starts = OrderedDict[int, _FlowEnd]()
         """Where flows were last, by their numbers; those that were used last are at the end."""
         self._count = 0
         self.alone = 0
@@ -1579,7 +1579,7 @@ class FlowSlices:
             self._starts[number] = last
             self._starts_bytes += last.size_bytes
         while len(self._starts) > _STARTS_MAX or self._starts_bytes > _STARTS_BYTES_MAX:
-            first = self._starts.pop(next(iter(self._starts)))
+            _, first = self._starts.popitem(last=False)
             self._starts_bytes -= first.size_bytes
             self._leave(first)
 

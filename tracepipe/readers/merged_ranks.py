@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 import numpy as np
 import orjson
 
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.columns import Int64s
 from tracepipe.event.tables import packed
 from tracepipe.readers.sorted_rows import MARK, Rows, SortedRow, row_sorter
@@ -52,7 +54,7 @@ class MergedRanks:
         self._next: SortedRow | None = None
         self._near: dict[tuple[int, _Row], int] = {}
         """Such work at the time of the rows that are written."""
-        self._last: dict[int, int] = {}
+        self._last = OrderedDict[int, int]()
         """By the number of a launch, the process that had it last."""
         self._gpus_of: dict[tuple[int, int], int] = {}
         """The GPU of a process by its `device`."""
@@ -163,9 +165,7 @@ class MergedRanks:
                 default = self._last.get(number, 0) if of_row is None else of_row
                 process[at] = self._near.get((int(rows.ts_ns[at]), works[of]), default)
             else:
-                if len(self._last) >= _LAST_MAX:
-                    del self._last[next(iter(self._last))]
-                self._last[number] = calls[of]
+                put_bounded(self._last, number, calls[of], _LAST_MAX)
         # Rows of one time may be in two batches.
         self._near = {at: of for at, of in self._near.items() if at[0] == int(rows.ts_ns[-1])}
         has_launch = np.isin(rows.first, [*calls, *works]) & (rows.number > 0)

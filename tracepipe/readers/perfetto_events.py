@@ -25,12 +25,14 @@ import ctypes
 import math
 import re
 from collections import Counter as Counts
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import orjson
 
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.columns import Bools, Int32s, Int64s, Texts
 from tracepipe.event.model import FLOW_LIMIT, TIME_LIMIT_NS, Record, cut_text
 from tracepipe.event.tables import packed
@@ -733,7 +735,7 @@ class Ordered:
         self._opened = 0
         self._deeper: Counts[int] = Counts()
         self._begun_ns: dict[int, int] = {}
-        self._flows: dict[int, tuple[int, bool]] = {}
+        self._flows = OrderedDict[int, tuple[int, bool]]()
         """By the number of a flow: how often it ended, and whether it has begun again. The last used are at
         the end."""
         self.threads = ThreadsInOrder(tracks)
@@ -865,9 +867,7 @@ class Ordered:
         if (ends or phase == NEXT_FLOW) and not is_open:
             self.counted["flow|flows ends|end without a begin"] += 1
             return None
-        if len(self._flows) >= _OPEN_FLOWS_MAX:
-            del self._flows[next(iter(self._flows))]
-        self._flows[number] = times + ends, not ends
+        put_bounded(self._flows, number, (times + ends, not ends), _OPEN_FLOWS_MAX)
         called = flow_number("again", number, times) if times else number
         return (NEXT_FLOW if is_open and not ends else phase), called
 

@@ -126,7 +126,9 @@ class WindowCourse:
         came, self._signals = signals - self._signals, signals
         attachment, device, windows = self._attachment, self._device, self.request.windows
         was_open, count, closed_ns = self.is_open, self.count, self._closed_ns
-        has_device_turned = self._take_turns()
+        told = self._take_turns()
+        # A step that comes late may end a window that a library has begun just now.
+        before = was_open if told is None else self.is_open
         ended_by = ""
         if self._opened_ns is not None:
             duration_ns = self.request.limits.duration_ns
@@ -159,7 +161,7 @@ class WindowCourse:
         is_held = self.count > count and attachment is not None and attachment.asked() is not None
         trigger = self._begins_by if self.is_open else self._ends_by
         is_seen = device is not None and trigger is not None and trigger.kind in device.sees
-        if self.is_open != was_open and not has_device_turned:
+        if self.is_open != before and self.is_open is not told:
             # A call that is held by the probes has not reached the point that the library sees.
             self._device_due_ns = now_ns + (_ALONE_NS if is_seen and not is_held else 0)
         # The libraries in the command follow, unless they have begun or ended their windows themselves.
@@ -247,8 +249,10 @@ class WindowCourse:
         is_ordered = order is not None and order.begins != self.is_open
         return (kind == SIGNAL and signals > 0) or (kind == API and is_ordered)
 
-    def _take_turns(self) -> bool:
-        """Take over the windows that functions and libraries turned; returns whether libraries did."""
+    def _take_turns(self) -> bool | None:
+        """Take over the windows that functions and libraries turned. Returns whether libraries have one open,
+        None if they turned none.
+        """
         for ts_ns, begins in self._attachment.turns() if self._attachment else ():
             if begins and not self.is_open:
                 self._note_begin(ts_ns)
@@ -264,7 +268,7 @@ class WindowCourse:
                 self._note_begin(self._attachment.open_window(ts_ns, ts_ns))
             else:
                 self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
-        return bool(turns)
+        return turns[-1].begins if turns else None
 
     def _close(self, now_ns: int, cause: Cause) -> None:
         if self._attachment is not None:

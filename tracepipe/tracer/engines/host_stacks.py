@@ -21,6 +21,7 @@ import re
 import struct
 import time
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -464,13 +465,13 @@ class HostStacks:
         self._tgids: dict[int, int] = {}
         """Thread → its process, by the kernel's ids."""
         self._parts: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
-        self._stacks: dict[int, _Stack] = {}
+        self._stacks = OrderedDict[int, _Stack]()
         """By number: those that were not rendered yet."""
         self.left_out = 0
         """Stacks beyond those that a recording keeps."""
         self._symbols: dict[tuple[str, int], _Symbols] = {}
         self._perf_maps: dict[int, tuple[list[int], list[tuple[int, str]]]] = {}
-        self._records: dict[int, dict[str, Any]] = {}
+        self._records = OrderedDict[int, dict[str, Any]]()
         self._by_frames: dict[object, dict[str, Any]] = {}
 
     def look(self, tgid: int) -> Process:

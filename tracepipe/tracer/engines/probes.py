@@ -35,7 +35,7 @@ import struct
 import threading
 import time
 import zlib
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -542,7 +542,7 @@ class ProbeAttachment(Attachment):
         self._polled_ns = time.monotonic_ns()
         self._marks: deque[tuple[int, bytes]] = deque()  # (bytes in the ring before it, record of a window)
         self._turns: list[Turn] = []
-        self._ids: dict[int, int] = {}
+        self._ids = OrderedDict[int, int]()
         """Processes by the kernel's ids → their ids in the pid namespace of this process."""
         self._reported_refused: set[int] = set()
         triggers = plan.windows.places if plan.windows else ()
@@ -709,7 +709,7 @@ class ProbeAttachment(Attachment):
         if self._namespace is not None:
             self._ids |= ids_in(chunk)
             while len(self._ids) > _IDS_MAX:  # those that ended are not removed before
-                del self._ids[next(iter(self._ids))]
+                self._ids.popitem(last=False)
         if self._host_stacks is not None:
             self._host_stacks.add(chunk)
         if self._plan.windows is not None:

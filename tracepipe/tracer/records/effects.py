@@ -19,9 +19,11 @@ around it.
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Probe
 from tracepipe.hooks.slots import ValueNames, argument_text, values
@@ -48,7 +50,7 @@ class Effects:
     def __init__(self, value_names: ValueNames | None = None) -> None:
         self._names: ValueNames = value_names or {}
         self._effects: dict[int, _Effect] = {}
-        self._threads: dict[int, _Thread] = {}
+        self._threads = OrderedDict[int, _Thread]()
 
     def forget(self) -> None:
         """Forget the open calls of all threads."""
@@ -58,9 +60,7 @@ class Effects:
         """Called when a thread enters a call; `words` are the values of its slots."""
         thread = self._threads.get(tid)
         if thread is None:
-            if len(self._threads) >= THREADS_MAX:
-                del self._threads[next(iter(self._threads))]
-            thread = self._threads[tid] = _Thread()
+            put_bounded(self._threads, tid, thread := _Thread(), THREADS_MAX)
         elif len(thread.open) >= OPEN_CALLS_MAX:
             del thread.open[0]
         # By identity, as hashing a probe would hash all of its hook. The effect keeps the probe alive.

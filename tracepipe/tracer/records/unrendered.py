@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -344,7 +345,7 @@ class RecordCarry:
         self._momentary = frozenset(i for i, probe in enumerate(probes) if not probe.is_span)
         self._sieve = Sieve(probes, {*_UNDER_WAY, *_PARTS, *_OF_THREADS})
         self._deep: set[int] = set()
-        self._threads: dict[int, dict[int, bytes]] = {}
+        self._threads = OrderedDict[int, dict[int, bytes]]()
         self._named: dict[tuple[object, ...], bytes] = {}
         self._calls: dict[int, list[tuple[int, bytes]]] = {}
         self._syscalls: dict[int, bytes] = {}

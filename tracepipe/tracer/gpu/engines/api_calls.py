@@ -20,6 +20,7 @@ import os
 import re
 import struct
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,11 +28,12 @@ from pathlib import Path
 from typing import Final
 
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.bounded import put_bounded
 from tracepipe.hooks.hook import Argument, FilePlace, Hook, Probe, Signature
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import HookSet, load_set
 from tracepipe.hooks.slots import MAX_SLOTS, slots
-from tracepipe.tracer.gpu.engines.channel import GpuRecord, Malformed, MemoryLimit, put_bounded
+from tracepipe.tracer.gpu.engines.channel import GpuRecord, Malformed, MemoryLimit
 from tracepipe.tracer.records.calls import Calls
 from tracepipe.tracer.records.line import BEGAN_AT, LAUNCH, STACK, Lines, joined
 
@@ -224,7 +226,7 @@ class CallLines:
         self._numbers: dict[tuple[str, bool], int] = {}
         self._words: list[int] = []  # of each probe's entries
         self._threads: set[int] = set()
-        self.shared_bytes: dict[int, int] = {}
+        self.shared_bytes = OrderedDict[int, int]()
         """The last launches → the dynamic shared memory of a block, as their calls ask for it."""
 
     def enter(

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
@@ -72,9 +72,6 @@ PROCESS_BYTES: Final = 2048
 """The memory that a process takes, roughly."""
 MALFORMED: Final = "records that the traced process wrote with invalid contents"
 CROWDED: Final = "the recording had more processes, threads or names than are kept"
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 class Malformed(Exception):
@@ -162,13 +159,6 @@ def check_span(start_ns: int, end_ns: int) -> None:
     """Raise Malformed for times beyond the limit."""
     if start_ns > TIME_LIMIT_NS or end_ns > TIME_LIMIT_NS:
         raise Malformed
-
-
-def put_bounded(entries: dict[Key, Value], key: Key, value: Value, most: int) -> None:
-    """Add an entry, in place of the oldest one if there are `most`."""
-    if len(entries) >= most:
-        del entries[next(iter(entries))]
-    entries[key] = value
 
 
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98}

@@ -4,10 +4,11 @@ does not say which kernel it was: the first launch that did not end is the one t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
-from tracepipe.tracer.gpu.engines.channel import put_bounded
+from tracepipe.event.bounded import put_bounded
 
 # Results of both APIs that only a kernel causes, from CUDA's cuda.h.
 _FAULTS: Final = {
@@ -42,8 +43,8 @@ class Failures:
     """The first such error of each process."""
 
     def __init__(self) -> None:
-        self._errors: dict[int, str] = {}
-        self._launches: dict[int, UnendedLaunch] = {}
+        self._errors = OrderedDict[int, str]()
+        self._launches = OrderedDict[int, UnendedLaunch]()
 
     def returned(self, pid: int, call: str, result: int) -> None:
         """Take the result of a call."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
@@ -37,7 +38,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     Kind,
     Malformed,
     check_span,
-    put_bounded,
     text,
 )
 from tracepipe.tracer.gpu.engines.failures import UnendedLaunch
@@ -183,13 +183,13 @@ class _Launches:
     """
 
     def __init__(self) -> None:
-        self.open: dict[int, _Open] = {}
+        self.open = OrderedDict[int, _Open]()
         """Number of a launch → what is known of it; not of those whose kernel has ended."""
-        self.ran: dict[int, None] = {}
+        self.ran = OrderedDict[int, None]()
         self._capturing = 0
-        self._waiting: dict[int, tuple[int, list[Event]]] = {}
+        self._waiting = OrderedDict[int, tuple[int, list[Event]]]()
         """Number of the launch → until when its calls wait, and the calls; in order of arrival."""
-        self._arguments: dict[int, dict[str, Any]] = {}
+        self._arguments = OrderedDict[int, dict[str, Any]]()
 
     @property
     def without_kernel(self) -> set[int]:
@@ -215,7 +215,7 @@ class _Launches:
             yield event
         else:
             if correlation not in self._waiting and len(self._waiting) >= WAITING_MAX:
-                yield from self._waiting.pop(next(iter(self._waiting)))[1]
+                yield from self._waiting.popitem(last=False)[1][1]
             self._waiting.setdefault(correlation, (now_ns + WAIT_NS, []))[1].append(event)
 
     def add_kernel(self, correlation: int, args: dict[str, Any], *, has_ended: bool) -> list[Event]:
@@ -274,13 +274,13 @@ class _Work:
 
     process: Process
     functions: dict[tuple[int, int], _Function] = field(default_factory=dict)
-    allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
+    allocating: OrderedDict[int, tuple[str, int]] = field(default_factory=OrderedDict)
     """Correlation of a call that allocates or frees memory → its function and thread; the last calls only."""
     launches: _Launches = field(default_factory=_Launches)
-    layouts: dict[int, _Layout] = field(default_factory=dict)
-    nodes: dict[int, int] = field(default_factory=dict)
+    layouts: OrderedDict[int, _Layout] = field(default_factory=OrderedDict)
+    nodes: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """Node of a graph → the stack that made it, as `id_of_capture` takes it."""
-    updated: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    updated: OrderedDict[int, tuple[int, int | None]] = field(default_factory=OrderedDict)
     """Node that got another stack → when, and the stack before."""
     has_died: bool = False
     """Whether it could not send its last records."""

@@ -10,6 +10,7 @@ import json
 import re
 import struct
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.bounded import put_bounded
 from tracepipe.event.model import (
     COLUMN_LIMIT,
     COUNT_LIMIT,
@@ -50,7 +52,6 @@ from tracepipe.tracer.gpu.engines.channel import (
     Kind,
     Malformed,
     MemoryLimit,
-    put_bounded,
     read_name,
 )
 from tracepipe.tracer.gpu.engines.failures import UnendedLaunch
@@ -308,7 +309,7 @@ class _Work:
         self.streams = dict(_KNOWN_STREAMS)
         self.launch = 0
         self.of_launch: dict[str, Any] = {}
-        self.stacks: dict[int, int] = {}
+        self.stacks = OrderedDict[int, int]()
         """The last launches → their stacks."""
 
     def name(self, number: int) -> str:
