@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,31 @@ def test_ranges_begin_and_end_windows(program: Path, tmp_path: Path) -> None:
         ("B", "all", None, 0, before), ("E", "all", None, 0, None)
     ]  # fmt: skip
     assert "note: in a window of" in done.stderr
+
+
+def test_windows_follow_each_other_where_the_capture_comes_later_than_they_are_long(
+    program: Path, tmp_path: Path
+) -> None:
+    """It is held for 30 ms at a time, as on a busy machine. Its library records no more than windows then."""
+    output = tmp_path / "run.jsonl"
+    options = ["--layers", "annotation", "--start-on", "nvtx:step", "--stop-on", "signal"]
+    options += ["--duration", "5ms", "--repeat", "10", "-o", str(output)]
+    capture = [sys.executable, "-m", "tracepipe", "capture", *options]
+    with subprocess.Popen(
+        [*capture, "--", str(program), "for_ms", "4000"],
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        part = output.with_name("run.jsonl.part")
+        wait_until(lambda: part.exists() or output.exists())
+        while not output.exists() and process.poll() is None:
+            for number, seconds in ((signal.SIGSTOP, 0.03), (signal.SIGCONT, 0.005)):
+                process.send_signal(number)
+                time.sleep(seconds)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["type"] for line in lines].count("window") == 20
+    assert (lines[-1]["ended_by"], lines[-1]["losses"]) == ("duration", {})
 
 
 def test_a_range_ends_the_window_that_it_began_unless_another_end_is_named(
