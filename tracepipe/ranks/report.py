@@ -20,9 +20,9 @@ _PERSISTS: Final = 0.5
 _RANK: Final = (Column("rank", "rank", "id"), Column("host", "host", spare=True))
 # What takes longer where a rank is slow everywhere, and what may be the reason.
 _EVERYWHERE: Final = {
-    SLOWER["compute_ns"]: ("half of its kernels' time", "Its GPU is slower, or shared"),
+    SLOWER["compute_ns"]: ("half of its work", "Its GPU is slower, or shared"),
     SLOWER["host_ns"]: (
-        "half of its program's time",
+        "half of its program",
         "Its processor is slower, shared, or has the interrupts of devices (often processor 0)",
     ),
 }
@@ -153,10 +153,12 @@ def _notes(job: Job) -> list[str]:
 
 def _everywhere(one: Straggler) -> str:
     """That all a slow rank does takes longer, "" if it does not."""
-    if one.everywhere is None or one.slow not in _EVERYWHERE:
+    if one.everywhere is None:
         return ""
     what, why = _EVERYWHERE[one.slow]
-    return f"is slow everywhere: {what} takes {one.everywhere:.2f} times as long as on its peers. {why}"
+    return (
+        f"is slow everywhere: {what} takes at least {one.everywhere:.2f} times as long as its peers'. {why}"
+    )
 
 
 def _clocks(job: Job) -> list[str]:
