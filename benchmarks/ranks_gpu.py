@@ -199,13 +199,14 @@ def record(folder: Path, job: str, given: argparse.Namespace) -> None:
 
 
 def processors_of(ranks: int) -> list[set[int]]:
-    """Processors for each rank, which no other one has. The first one has the interrupts of devices: programs
-    took 1.2 to 1.5 times as long there.
+    """Processors for each rank, which no other one has, if there are enough. Processor 0 has the interrupts
+    of devices: programs took 1.2 to 1.5 times as long there.
     """
-    there = sorted(os.sched_getaffinity(0))
-    count = max((len(there) - 1) // ranks, 1)
-    found = [set(there[1:][rank * count : (rank + 1) * count]) for rank in range(ranks)]
-    return [some or set(there) for some in found]
+    there = sorted(os.sched_getaffinity(0) - {0})
+    count = len(there) // ranks
+    if not count:
+        return [os.sched_getaffinity(0)] * ranks
+    return [set(there[rank * count : (rank + 1) * count]) for rank in range(ranks)]
 
 
 def run(job: str, kinds: str, given: argparse.Namespace, capture: list[str], more: list[str]) -> Any:

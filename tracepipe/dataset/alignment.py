@@ -288,7 +288,7 @@ def _fitted(own: Meetings, common_ns: Int64s) -> Line | str:
     errors_ns = np.minimum(
         errors_ns, _pinned_ns(on, _pins_ns(on_ns, own.transfer_ns[on_line]), on.mean(), ends)
     )
-    if errors_ns.max() * 2_000_000 > CRYSTAL_PPM * np.ptp(on):
+    if errors_ns.max() * 2_000_000 >= CRYSTAL_PPM * np.ptp(on):
         slope = 0.0  # too short a stretch to measure a drift better than crystals keep to
     else:
         slope, inside = float(np.polyfit(on - on.mean(), off[on_line], 1)[0]), on_line
@@ -436,7 +436,13 @@ def _placements(
         fits[rows] = inside | (np.abs(off_ns) <= meetings.transfer_ns[rows])
     fitting = np.bincount(meetings.collective, fits, len(common_ns))
     is_placed = np.isin(meetings.clock, list(lines))
-    met = meetings.take(is_placed & (fitting[meetings.collective] - fits > 0))
+    # Where half of the clocks do not fit, the common end may be as wrong as theirs.
+    present = np.bincount(meetings.collective, is_placed, len(common_ns))
+    is_common, is_met = 2 * fitting > present, is_placed & (fitting[meetings.collective] - fits > 0)
+    of_clock = np.bincount(meetings.clock, is_met & is_common[meetings.collective], max(lines) + 1)
+    is_met &= is_common[meetings.collective] | (of_clock[meetings.clock] == 0)
+    fits &= is_common[meetings.collective]
+    met = meetings.take(is_met)
     spreads = {
         clock: _spread(met.take(met.clock == clock), line, common_ns, is_reference=clock == reference)
         for clock, line in lines.items()

@@ -111,7 +111,8 @@ class Costs:
             peers_ns = own_ns + after_ns - before_ns[rows]
             is_both = (window.step[rows] != NONE) & (own_ns > 0) & (peers_ns > 0)
             own_ns, peers_ns = own_ns[is_both], peers_ns[is_both]
-            ratios[:] += np.histogram(own_ns / peers_ns, _RATIOS, weights=peers_ns)[0]
+            ratio = np.clip(own_ns / peers_ns, _RATIOS[0], _RATIOS[-1])
+            ratios[:] += np.histogram(ratio, _RATIOS, weights=peers_ns)[0]
             return {at: change}, None
 
         return as_peers

@@ -84,6 +84,10 @@ class WindowCourse:
     begin and end its own windows.
     """
     _device_due_ns: int | None = None
+    _is_told_open: bool = False
+    """Whether the libraries have a window open, by what they and the recording told each other last."""
+    _stray_ns: int | None = None
+    """From when on such a window is closed, if none is open here."""
     _held_until_ns: int | None = None
     _end_held_until_ns: int | None = None
     _opened_ns: int | None = None
@@ -166,8 +170,9 @@ class WindowCourse:
             self._device_due_ns = now_ns + (_ALONE_NS if is_seen and not is_held else 0)
         # The libraries in the command follow, unless they have begun or ended their windows themselves.
         if device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
-            device.channel.set_window(is_open=self.is_open)
-            self._device_due_ns = None
+            self._tell(device)
+        if device is not None:
+            self._close_stray(device, now_ns)
         if attachment is None:
             return ended_by
 
@@ -200,6 +205,22 @@ class WindowCourse:
                 attachment.rest()
         # The recording does not end while a call waits for the libraries to end its last window.
         return ended_by if self._end_held_until_ns is None else ""
+
+    def _tell(self, device: GpuEngine) -> None:
+        """Let the libraries follow."""
+        device.channel.set_window(is_open=self.is_open)
+        self._device_due_ns, self._is_told_open = None, self.is_open
+
+    def _close_stray(self, device: GpuEngine, now_ns: int) -> None:
+        """Close a window that a library began and that is over here, unless what began it is seen here soon.
+        The library would record everything, and begin no other one.
+        """
+        if not self._is_told_open or self.is_open:
+            self._stray_ns = None
+        elif self._stray_ns is None:
+            self._stray_ns = now_ns + _ALONE_NS
+        elif now_ns >= self._stray_ns:
+            self._tell(device)
 
     def answer(self, order: WindowOrder) -> Answer:
         """The answer to an order, given before the step that obeys it."""
@@ -268,7 +289,10 @@ class WindowCourse:
                 self._note_begin(self._attachment.open_window(ts_ns, ts_ns))
             else:
                 self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
-        return turns[-1].begins if turns else None
+        if not turns:
+            return None
+        self._is_told_open = turns[-1].begins
+        return self._is_told_open
 
     def _close(self, now_ns: int, cause: Cause) -> None:
         if self._attachment is not None:

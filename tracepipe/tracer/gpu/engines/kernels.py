@@ -97,7 +97,7 @@ TAKEN: Final = struct.Struct("<QQ")
 NODE: Final = struct.Struct("<QQQ")
 NODES_MAX: Final = 1 << 20
 """The nodes of graphs that are remembered of a process; the oldest are forgotten first."""
-_NODE_BYTES: Final = 100  # roughly, of each
+_NODE_BYTES: Final = 150  # roughly, of each
 _TIMES_BYTES: Final = 16
 """Records of work begin with two times."""
 LAYOUT: Final = struct.Struct("<4I")
