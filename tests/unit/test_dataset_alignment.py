@@ -157,6 +157,17 @@ def test_clocks_that_do_not_drift_are_known_to_do_so() -> None:
     assert job.errors_ns(found)[1 - found.reference] <= placed.bound_ns < 120_000
 
 
+def test_collectives_that_all_end_at_one_time_show_no_drift() -> None:
+    """As where they are one launch. Half of them alone may decide the line."""
+    job = Job([0, 1], 20, 9)
+    job.drift_ppb[:] = 0
+    job.end_ns[:] = int(job.end_ns.max())
+    job.start_ns[:] = job.end_ns - np.where(np.arange(20) < 10, 50_000, 90_000)
+    found = job.aligned()
+    assert [one.line.drift_ppb for one in found.placements.values()] == [0, 0]
+    assert max(job.errors_ns(found).values()) <= max(one.bound_ns for one in found.placements.values())
+
+
 def test_groups_that_reach_from_host_to_host_are_enough() -> None:
     """A pipeline: each stage exchanges with the next one alone."""
     job = Job([0, 1, 2, 3, 4], 400, 4)

@@ -397,8 +397,7 @@ def test_a_library_is_told_that_its_window_ended_before_it_was_seen_to_begin() -
     """A step may come later than the window is long: a library that was left alone then recorded everything,
     and began no other window.
     """
-    trigger = {"start_on": "nvtx:step", "stop_on": "signal", "repeat": 2}
-    course = Course(duration_ns=40, probed=False, has_device=True, **trigger)
+    course = Course(40, probed=False, has_device=True, start_on="nvtx:step", stop_on="signal", repeat=2)
     course.at(1)
     course.device.to_come = [Turn(10, begins=True)]
     assert course.at(110) == ""
@@ -407,6 +406,20 @@ def test_a_library_is_told_that_its_window_ended_before_it_was_seen_to_begin() -
     course.device.to_come = [Turn(120, begins=True)]
     course.at(130)
     assert (course.windows.is_open, course.attached.did.count(("device", False))) == (True, 1)
+
+
+def test_a_window_that_only_a_library_has_open_is_closed() -> None:
+    """The probes' record of what began it came with the next step, in which the window was over."""
+    course = Course(5_000_000, has_device=True, start_on="nvtx:step", stop_on="signal", repeat=2)
+    course.at(1)
+    course.device.to_come = [Turn(10, begins=True)]
+    course.at(20)
+    course.attached.now_ns = 60_000_000
+    course.attached.to_come = [Turn(10, begins=True)]
+    course.windows.step(60_000_000, 0)
+    assert (course.windows.is_open, course.windows.count) == (False, 1)
+    course.at(70_000_000)
+    assert course.attached.did[-1] == ("device", False)
 
 
 def test_a_library_that_did_not_turn_its_window_by_itself_is_asked_to() -> None:
