@@ -24,7 +24,8 @@ SOURCES = {
 # Events go one way: tracer and readers → event → clocks → layout → converters, reports. What each room may
 # import of the package, itself aside; a name stands for the rooms in it too.
 ROOMS: dict[str, set[str]] = {
-    "event": {"native", "event.model", "event.vocabulary"},
+    "event": {"native", "event.bounded", "event.model", "event.vocabulary"},
+    "event.bounded": set(),
     "event.counters": set(),
     "event.model": set(),
     "event.vocabulary": set(),
@@ -43,8 +44,8 @@ ROOMS: dict[str, set[str]] = {
         "tracer.machine", "tracer.bpf", "tracer.find", "native",
     },
     "tracer.gpu": {
-        "event.counters", "event.model", "hooks", "tracer.request", "tracer.records", "tracer.find",
-        "tracer.engines",
+        "event.bounded", "event.counters", "event.model", "hooks", "tracer.request", "tracer.records",
+        "tracer.find", "tracer.engines",
     },
     "tracer": {"event", "hooks", "tracer"},
     "readers": {"event", "hooks", "native"},
