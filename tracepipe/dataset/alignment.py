@@ -282,13 +282,9 @@ def _fitted(own: Meetings, common_ns: Int64s) -> Line | str:
     turn_ns = np.zeros(len(away))
     turn_ns[outside] = _line_errors_ns(away[inside], distances_ns[inside], away[outside])
     on_line = inside | _inliers(np.sign(distances_ns) * np.maximum(np.abs(distances_ns) - turn_ns, 0))
-    on, ends = away[on_line], np.array([away[on_line].min(), away[on_line].max()])
-    on_ns = distances_ns[on_line] - np.median(distances_ns[on_line])
-    errors_ns = _line_errors_ns(on, on_ns, ends)
-    errors_ns = np.minimum(
-        errors_ns, _pinned_ns(on, _pins_ns(on_ns, own.transfer_ns[on_line]), on.mean(), ends)
-    )
-    if errors_ns.max() * 2_000_000 >= CRYSTAL_PPM * np.ptp(on):
+    on, on_ns = away[on_line], distances_ns[on_line] - np.median(distances_ns[on_line])
+    error_ns = _ends_error_ns(on, on_ns, on, _pins_ns(on_ns, own.transfer_ns[on_line]))
+    if error_ns * 2_000_000 >= CRYSTAL_PPM * np.ptp(on):
         slope = 0.0  # too short a stretch to measure a drift better than crystals keep to
     else:
         slope, inside = float(np.polyfit(on - on.mean(), off[on_line], 1)[0]), on_line
@@ -357,6 +353,15 @@ def _pinned_ns(at_ns: _Floats, pins_ns: _Floats, middle_ns: float, ends_ns: _Flo
     return pinned_ns
 
 
+def _ends_error_ns(at_ns: _Floats, off_ns: _Floats, kept_ns: _Floats, pins_ns: _Floats) -> float:
+    """How far a line through ends of collectives may be off at the first or the last of `kept_ns`, where it
+    is off by no more than `pins_ns`.
+    """
+    ends_ns = np.array([kept_ns.min(), kept_ns.max()])
+    pinned_ns = _pinned_ns(kept_ns, pins_ns, float(at_ns.mean()), ends_ns)
+    return float(np.minimum(_line_errors_ns(at_ns, off_ns, ends_ns), pinned_ns).max())
+
+
 def _level_error_ns(off_ns: NDArray[np.float64]) -> float:
     """Three standard errors of the mean of some distances."""
     return 3 * math.sqrt(float(off_ns @ off_ns) / (max(len(off_ns) - 2, 1) * len(off_ns)))
@@ -415,9 +420,8 @@ def _drift_error_ns(own: Meetings, line: Line, common_ns: Int64s, kept_ns: Int64
     end_ns = line.place_all(own.end_ns)
     off_ns = (end_ns - common_ns[own.collective]).astype(np.float64)
     near = _inliers(off_ns - np.median(off_ns))
-    at_ns, ends_ns = (end_ns[near] - first_ns).astype(np.float64), np.array([0.0, span_ns])
-    pinned_ns = _pinned_ns((kept_ns - first_ns).astype(np.float64), pins_ns, float(at_ns.mean()), ends_ns)
-    error_ns = float(np.minimum(_line_errors_ns(at_ns, off_ns[near], ends_ns), pinned_ns).max())
+    at_ns, after_ns = ((ns - first_ns).astype(np.float64) for ns in (end_ns[near], kept_ns))
+    error_ns = _ends_error_ns(at_ns, off_ns[near], after_ns, pins_ns)
     if not line.drift_ppb and error_ns * 2_000_000 > CRYSTAL_PPM * span_ns:
         return 2 * _level_error_ns(off_ns[near]) + CRYSTAL_PPM * span_ns / 2_000_000
     return error_ns

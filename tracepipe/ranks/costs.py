@@ -30,7 +30,7 @@ _SPEED_MOST: Final = 1.03
 _STRIDE: Final = 7_919
 # How many times as long a row of a rank may take as that of a peer, in parts of about 1%.
 _RATIOS: Final = np.geomspace(0.25, 8, 351)
-_EVERYWHERE: Final = ("compute_ns", "host_ns")
+_EVERYWHERE: Final = (SLOWER["compute_ns"], SLOWER["host_ns"])
 # A rank is slower everywhere if the median of these explains so much of the difference.
 _EXPLAINED: Final = 0.5
 
@@ -99,7 +99,7 @@ class Costs:
             return None
         at, name = self.place[rank], suspect.name
         # Weighed by the times of the peers.
-        ratios = self._ratios[rank, name] = np.zeros(len(_RATIOS) - 1)
+        ratios = self._ratios[rank, SLOWER[name]] = np.zeros(len(_RATIOS) - 1)
 
         def as_peers(window: Window) -> tuple[dict[int, Change], Floats | None]:
             change, rows = self.as_peers(window, rank, [name], suspect.peers), window.rows(at)
@@ -121,9 +121,8 @@ class Costs:
         """How many times as long half of a slow rank's kernels or of its program takes at least, by time.
         None if something else makes it slow, such as a long kernel, or one place in the program.
         """
-        name = next((name for name in _EVERYWHERE if SLOWER[name] == one.slow), "")
-        ratios = self._ratios.get((one.ranks[0], name))
-        if ratios is None or not ratios.any():
+        ratios = self._ratios.get((one.ranks[0], one.slow))
+        if one.slow not in _EVERYWHERE or ratios is None or not ratios.any():
             return None
         ratio = float(_RATIOS[np.searchsorted(np.cumsum(ratios), ratios.sum() / 2)])
         return ratio if (ratio - 1) * one.usual_ns > _EXPLAINED * one.excess_ns else None

@@ -552,8 +552,8 @@ class HostStacks:
         for kept in (self._stacks, self._records):
             while len(kept) > _STACKS_MAX:
                 # Another thread may change it at the same time.
-                with suppress(StopIteration, RuntimeError, KeyError):
-                    del kept[oldest := next(iter(kept))]
+                with suppress(KeyError):
+                    oldest, _ = kept.popitem(last=False)
                     self._forget_stack(oldest)
 
     def put(self, process: Process, frames: Sequence[tuple[int, int]], *, is_cut: bool) -> int:
