@@ -74,12 +74,16 @@ class Device:
         self.did, self.channel = did, self
         self.sees = {"nvtx": Path("lib.so")}
         self.calls = 0
+        self.left: int | None = None
         self.follows = True
         self.to_come: list[Turn] = []
         self.recorded: list[Turn] = []
 
     def arm(self, windows: int) -> None:
         self.did.append(("device", "arm", windows))
+
+    def let_begin(self, windows: int) -> None:
+        self.left = windows
 
     def hits(self) -> int:
         return self.calls
@@ -418,8 +422,39 @@ def test_a_window_that_only_a_library_has_open_is_closed() -> None:
     course.attached.to_come = [Turn(10, begins=True)]
     course.windows.step(60_000_000, 0)
     assert (course.windows.is_open, course.windows.count) == (False, 1)
-    course.at(70_000_000)
     assert course.attached.did[-1] == ("device", False)
+    # The next one has as long to be seen here as the first one had.
+    course.device.to_come = [Turn(61_000_000, begins=True)]
+    course.at(62_000_000)
+    course.at(66_000_000)
+    assert course.attached.did.count(("device", False)) == 1
+    course.at(67_000_000)
+    assert course.attached.did.count(("device", False)) == 2
+
+
+def test_windows_that_only_a_library_saw_are_not_missing_in_the_end() -> None:
+    """Otherwise it begins no more of them, and the recording waits for the last ones forever."""
+    course = Course(5_000_000, has_device=True, start_on="nvtx:step", stop_on="signal", repeat=3)
+    course.at(1)
+    for ms in (10, 20):
+        course.device.to_come = [Turn(ms * 1_000_000, begins=True)]
+        course.at(ms * 1_000_000)
+        course.at((ms + 6) * 1_000_000)
+        assert course.attached.did[-1] == ("device", False)
+        assert (course.windows.count, course.device.left) == (0, 3)
+    course.at(30_000_000, True)
+    course.at(36_000_000)
+    assert (course.windows.count, course.device.left) == (1, 2)
+
+
+def test_after_a_delay_a_library_begins_one_window_at_a_time() -> None:
+    course = Course(5, has_device=True, start_on="nvtx:step", delay_ns=50, repeat=3)
+    course.at(60)
+    course.device.to_come = [Turn(70, begins=True)]
+    course.at(70, True)
+    course.at(80)
+    course.at(10_000_000)
+    assert (course.windows.count, course.device.left) == (1, None)
 
 
 def test_a_library_that_did_not_turn_its_window_by_itself_is_asked_to() -> None:

@@ -209,7 +209,10 @@ class WindowCourse:
     def _tell(self, device: GpuEngine) -> None:
         """Let the libraries follow."""
         device.channel.set_window(is_open=self.is_open)
-        self._device_due_ns, self._is_told_open = None, self.is_open
+        self._device_due_ns, self._stray_ns, self._is_told_open = None, None, self.is_open
+        if not self.is_open and self._is_armed and not self.request.windows.delay_ns:
+            # They count those windows too that were over before they were seen here.
+            device.channel.let_begin(self.request.windows.limit - self.count)
 
     def _close_stray(self, device: GpuEngine, now_ns: int) -> None:
         """Close a window that a library began and that is over here, unless what began it is seen here soon.

@@ -362,6 +362,10 @@ class Channel:
     def arm(self, windows: int) -> None:
         """From now on let processes begin and end this number of windows, by the triggers."""
         _U32.pack_into(self._map, _TURNS_AT + 8, 0)
+        self.let_begin(windows)
+
+    def let_begin(self, windows: int) -> None:
+        """Let processes begin this number of windows more."""
         _U32.pack_into(self._map, _TURNS_AT + 4, windows)
 
     def set_window(self, *, is_open: bool) -> None:
