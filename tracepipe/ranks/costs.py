@@ -8,7 +8,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from tracepipe.analyses.gpu_work import COMPUTE, COPIES
@@ -20,7 +20,7 @@ from tracepipe.libraries import np
 from tracepipe.ranks.engine import Columns
 from tracepipe.ranks.programs import Programs
 from tracepipe.ranks.queries import COMPARED
-from tracepipe.ranks.stragglers import SLOWER, Straggler, Suspect
+from tracepipe.ranks.stragglers import SLOWER, Place, Straggler, Suspect
 
 _OF_WORK: Final = {"compute_ns": COMPUTE, "copies_ns": COPIES}
 # GPUs of one kind, and their clocks by what they have to do, differ by up to so much. That is not what a rank
@@ -97,12 +97,12 @@ class Costs:
         (rank,) = suspect.straggler.ranks
         if rank not in self.place or not any(one in self.place for one in suspect.peers):
             return None
-        at, name = self.place[rank], suspect.name
+        at, name, places = self.place[rank], suspect.name, suspect.straggler.places
         # Weighed by the times of the peers.
         ratios = self._ratios[rank, SLOWER[name]] = np.zeros(len(_RATIOS) - 1)
 
         def as_peers(window: Window) -> tuple[dict[int, Change], Floats | None]:
-            change, rows = self.as_peers(window, rank, [name], suspect.peers), window.rows(at)
+            change, rows = self.as_peers(window, rank, [name], suspect.peers, places), window.rows(at)
             own_ns = _times_ns(window, name)[rows]
             before_ns, after_ns = (
                 (window.alone_ns, change.work_ns) if name in _OF_WORK else (window.host_ns, change.host_ns)
@@ -133,12 +133,24 @@ class Costs:
         found: Floats = share[joined(window.programs, "group")[window.collectives]]
         return found
 
-    def as_peers(self, window: Window, rank: int, names: Sequence[str], peers: Sequence[int]) -> Change:
-        """The change by which some of a rank's times of COMPARED are as those of its peers."""
+    def as_peers(
+        self,
+        window: Window,
+        rank: int,
+        names: Sequence[str],
+        peers: Sequence[int],
+        places: Collection[Place] = (),
+    ) -> Change:
+        """The change by which some of a rank's times of COMPARED are as those of its peers, in its whole
+        program or at some places.
+        """
         at, others = self.place[rank], [self.place[one] for one in peers if one in self.place]
         rows, first, speeds = window.rows(at), int(window.part.first[at]), self.replay.learned.speeds
         work_ns, host_ns = window.alone_ns[rows].copy(), window.host_ns[rows].copy()
         key, nth = (joined(window.programs, name) for name in ("key", "nth"))
+        stays = np.full(len(key), bool(places))
+        for of_key, of_nth in places:
+            stays &= (key != of_key) | (nth != of_nth)
         for name in names:
             times_ns, changed_ns = _times_ns(window, name), work_ns if name in _OF_WORK else host_ns
             for step in range(len(window.programs[at].numbers)):
@@ -150,8 +162,8 @@ class Costs:
                 its_ns, ratio = times_ns[its], speeds[at] / speeds[other]
                 if name == "compute_ns" and 1 / _SPEED_MOST < ratio < _SPEED_MOST:
                     its_ns = (its_ns * ratio).astype(np.int64)
-                found_ns = _as_its(key, nth, mine, times_ns[mine], its, its_ns)
-                changed_ns[mine - rows.start] += found_ns - times_ns[mine]
+                found_ns = _as_its(key, nth, mine, its, its_ns, is_host=name == "host_ns")
+                changed_ns[mine - rows.start] += np.where(stays[mine], 0, found_ns - times_ns[mine])
         return Change(host_ns=host_ns, work_ns=work_ns)
 
 
@@ -165,20 +177,29 @@ def _times_ns(window: Window, name: str) -> Int64s:
     return loading_ns if name == "loading_ns" else window.host_ns - loading_ns
 
 
-def _as_its(key: Int64s, nth: Int64s, mine: Int64s, own_ns: Int64s, its: Int64s, its_ns: Int64s) -> Int64s:
+def _as_its(key: Int64s, nth: Int64s, mine: Int64s, its: Int64s, its_ns: Int64s, *, is_host: bool) -> Int64s:
     """The times of a rank's rows of a step, as those of a peer in one of its steps: of the same rows.
-    What only the rank does takes no time, and what only its peer does is added where it would come.
+
+    Work that only the rank has takes no time, and what only its peer has is added where it would come. Before
+    a call that only the rank makes, the host takes what it takes its peer before such calls, or any call.
     """
-    if not len(own_ns) or np.array_equal(key[mine], key[its]):
+    if not len(mine) or np.array_equal(key[mine], key[its]):
         return its_ns
     both = np.concatenate([mine, its])
     number, _ = number_rows(key[both], nth[both])
-    _, in_ours, in_theirs = np.intersect1d(number[: len(own_ns)], number[len(own_ns) :], return_indices=True)
-    found_ns = np.zeros_like(own_ns)
+    _, in_ours, in_theirs = np.intersect1d(number[: len(mine)], number[len(mine) :], return_indices=True)
+    found_ns = np.zeros(len(mine), np.int64)
+    if is_host and len(its):
+        keys, kind = np.unique(key[both], return_inverse=True)
+        sums_ns, counts = (np.bincount(kind[len(mine) :], of, len(keys)) for of in (its_ns, None))
+        usual_ns = np.where(counts > 0, sums_ns / counts.clip(1), its_ns.mean())
+        found_ns = usual_ns[kind[: len(mine)]].astype(np.int64)
     found_ns[in_ours] = its_ns[in_theirs]
+    if is_host:
+        return found_ns
     more = np.ones(len(its_ns), np.bool_)
     more[in_theirs] = False
     # The rows are in the order of the collectives before them.
     place = np.searchsorted(nth[mine] // PLACES, nth[its][more] // PLACES)
-    np.add.at(found_ns, np.minimum(place, len(own_ns) - 1), its_ns[more])
+    np.add.at(found_ns, np.minimum(place, len(mine) - 1), its_ns[more])
     return found_ns

@@ -14,8 +14,19 @@ from tracepipe.ranks import queries
 from tracepipe.ranks.costs import Costs
 from tracepipe.ranks.engine import Columns, Engine, rows
 from tracepipe.ranks.path import Done, Paths
+from tracepipe.ranks.places import Places
 from tracepipe.ranks.programs import Programs
-from tracepipe.ranks.stragglers import Straggler, behaviours, slow_links, slower_ranks, stragglers
+from tracepipe.ranks.stragglers import (
+    MORE_CALLS,
+    SLOWER,
+    Straggler,
+    behaviours,
+    slow_links,
+    slower_places,
+    slower_ranks,
+    stragglers,
+    without_what_places_explain,
+)
 
 
 def _answer(sql: str) -> cached_property[Columns]:
@@ -60,12 +71,34 @@ class Job:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Ranks that are slower than their peers, those that cost most first."""
-        costs, none = self.replayed, np.zeros(0, np.int64)
-        suspects = [*slower_ranks(self.times), *slow_links(self.groups, self.members)]
-        found = stragglers(suspects, costs.saved_ns if costs else lambda some: [none] * len(some))
+        costs, none, suspects = self.replayed, np.zeros(0, np.int64), slower_ranks(self.times)
+        if self._places is not None:
+            suspects = without_what_places_explain(suspects, slower_places(self.times, self._places.table))
+        found = stragglers(
+            [*suspects, *slow_links(self.groups, self.members)],
+            costs.saved_ns if costs else lambda some: [none] * len(some),
+        )
         if costs:
-            found = (replace(one, everywhere=costs.everywhere(one)) for one in found)
+            found = (replace(one, everywhere=costs.everywhere(one), at=self._where(one)) for one in found)
         return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
+
+    @cached_property
+    def _places(self) -> Places | None:
+        """The places in the programs, None where these cannot be replayed, or have no calls."""
+        is_known = self.replayed is not None and self.replayed.programs.has_calls
+        return Places(self.dataset, self.ranks) if is_known else None
+
+    def _where(self, one: Straggler) -> str:
+        """Where in its program a rank is slow, "" if that is not known, or at many places."""
+        name = next((name for name, slow in SLOWER.items() if slow == one.slow), "")
+        if self._places is None or name not in ("compute_ns", "host_ns"):
+            return ""
+        (rank,), ranks = one.ranks, self.times
+        alike = ranks["behaviour"] == ranks["behaviour"][ranks["rank"] == rank]
+        own_ns = np.where(alike & (ranks["rank"] != rank), ranks[name] / ranks["steps"].clip(1), np.inf)
+        # The peer of median time, of two the faster one.
+        peer = ranks["rank"][np.argsort(own_ns, kind="stable")[(alike.sum() - 2) // 2]]
+        return self._places.where(rank, int(peer), one.excess_ns, on_gpu=name == "compute_ns")
 
     @property
     def costs(self) -> Costs:
@@ -115,7 +148,13 @@ class Job:
     def times(self) -> Columns:
         """The columns of `ranks`, with the own times of the ranks that are compared."""
         costs = self._programs[0]
-        return costs.own_times(self.ranks, is_replayed=not self._refusal) if costs else self.ranks
+        if costs is None:
+            return self.ranks
+        times = costs.own_times(self.ranks, is_replayed=not self._refusal)
+        if self._places is not None:
+            more_ns = self._places.more_ns
+            times[MORE_CALLS] = np.array([more_ns.get(rank, 0) for rank in times["rank"].tolist()])
+        return times
 
     @cached_property
     def aligned(self) -> Aligned:

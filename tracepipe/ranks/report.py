@@ -95,7 +95,8 @@ def screen(job: Job, name: str) -> Result:
             f"Rank {_ranges(one.ranks)}" if len(one.ranks) == 1 else f"One of the ranks {_ranges(one.ranks)}"
         )
         lines.append(
-            f"{who} is slow ({one.slow}{', everywhere' if one.everywhere else ''}): "
+            f"{who} is slow ({one.slow}{', everywhere' if one.everywhere else ''}"
+            f"{f', {one.at}' if one.at else ''}): "
             f"{duration_text(one.own_ns)} a step, usual "
             f"{duration_text(one.usual_ns)}"
             + (
@@ -138,7 +139,7 @@ def _notes(job: Job) -> list[str]:
         notes.append(
             f"{unplaced} of {clocks} clocks {agree(unplaced, 'is|are')} not placed on the common one"
         )
-    notes += [f"rank {_ranges(one.ranks)} {text}" for one in job.stragglers if (text := _everywhere(one))]
+    notes += [f"rank {_ranges(one.ranks)} {text}" for one in job.stragglers if (text := _where(one))]
     notes += _clocks(job)
     if job.not_replayed:
         notes.append(f"{job.not_replayed} So it is not known what a slow rank costs")
@@ -151,14 +152,16 @@ def _notes(job: Job) -> list[str]:
     return notes
 
 
-def _everywhere(one: Straggler) -> str:
-    """That all a slow rank does takes longer, "" if it does not."""
-    if one.everywhere is None:
-        return ""
-    what, why = _EVERYWHERE[one.slow]
-    return (
-        f"is slow everywhere: {what} takes at least {one.everywhere:.2f} times as long as its peers'. {why}"
-    )
+def _where(one: Straggler) -> str:
+    """That all a slow rank does takes longer, or where most of the difference is; "" if neither is so."""
+    if one.everywhere is not None:
+        what, why = _EVERYWHERE[one.slow]
+        return (
+            f"is slow everywhere: {what} takes at least {one.everywhere:.2f} times as long as its peers'. "
+            f"{why}"
+        )
+    more = " and elsewhere" if len(one.places) > 1 else ""
+    return f"is slow ({one.slow}) {one.at}{more}" if one.at else ""
 
 
 def _clocks(job: Job) -> list[str]:
@@ -191,13 +194,13 @@ def _slow(job: Job) -> Table:
         Column("own_ns", "own", "ns"), Column("usual_ns", "usual", "ns"), Column("excess_ns", "more", "ns"),
         Column("peers", "peers", "count", True), Column("costs_ns", "costs", "ns"),
         Column("low_ns", "at least", "ns", True), Column("high_ns", "at most", "ns", True),
-        Column("everywhere", "everywhere", "number", True),
+        Column("everywhere", "everywhere", "number", True), Column("at", "most of it", spare=True),
     )  # fmt: skip
     found = [
         (
             _ranges(one.ranks), ", ".join(sorted({job.hosts[rank] for rank in one.ranks})), one.slow,
             one.own_ns, one.usual_ns, one.excess_ns, one.peers, one.costs_ns,
-            *(one.bounds_ns or (None, None)), one.everywhere,
+            *(one.bounds_ns or (None, None)), one.everywhere, one.at or None,
         )
         for one in job.stragglers
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Final
 
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ SLOWER: Final = {
 }
 """A time of COMPARED → what is slow where it is longer than on peers."""
 LINK: Final = "link"
+MORE_CALLS: Final = "more_calls_ns"
+"""The column with how much longer the host should take for what only this rank does."""
 # Ranks that do the same work differ by less in how much of it they recorded.
 _ALIKE: Final = 1.1
 _IDLE: Final = ("loading_ns", "host_ns")
@@ -34,6 +37,8 @@ _WORK: Final = ("compute_ns", "copies_ns")
 # A rank is slower where the difference is more than a share of the step, more than a share of what is usual,
 # and far outside of what its own steps and its peers differ by.
 _OF_STEP, _OF_USUAL = 0.02, 0.05
+# Of many places some differ by chance.
+_ERRORS_OF_PLACE: Final = 6.0
 # The least share of a step by which steps must be longer for it.
 _OF_STEP_COSTS: Final = 0.01
 _ERRORS, _DEVIATIONS = 4.0, 8.0
@@ -48,6 +53,12 @@ _LEAST_GROUPS: Final = 2
 _OF_TRANSFERS: Final = 0.01
 
 
+EXPLAINS: Final = 0.5
+"""A place explains a difference if it is more of it than this."""
+Place = tuple[int, int]
+"""A row that each step has, by `key` and `nth` of `analyses.program.Program`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Straggler:
     """A rank that is slower than its peers. Times are means of one step.
@@ -55,8 +66,11 @@ class Straggler:
     `own_ns` and `usual_ns` are the time of the rank and the median of its peers. For a link they are the
     length of a transfer in the rank's process groups and in similar ones. `costs_ns` is by how much a step
     would be shorter if it were not slower, within `bounds_ns` in 95 of 100 cases. `everywhere` is how many
-    times as long half of its work or program takes at least, where that makes it slow. `ranks` are all ranks
-    that may be meant.
+    times as long half of its work or program takes at least, where that makes it slow. `at` is the kernel, or
+    the call and its line, where most of the difference is, "" if it is at many. `ranks` are all ranks that
+    may be meant.
+
+    If the program takes longer at some places alone, the times are those of these `places`.
     """
 
     ranks: tuple[int, ...]
@@ -67,6 +81,8 @@ class Straggler:
     costs_ns: int | None = None
     bounds_ns: tuple[int, int] | None = None
     everywhere: float | None = None
+    at: str = ""
+    places: frozenset[Place] = frozenset()
 
     @property
     def excess_ns(self) -> int:
@@ -129,7 +145,8 @@ def stragglers(suspects: Iterable[Suspect], saved_ns: Saved) -> Iterator[Straggl
 
 def slower_ranks(ranks: Columns) -> Iterator[Suspect]:
     """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` has the columns of
-    `queries.RANKS`, and `behaviour`.
+    `queries.RANKS`, `behaviour`, and, where that is known, `more_calls_ns`: how much longer the host should
+    take for what only this rank does.
     """
     for peers in _peers(ranks):
         for name in COMPARED if peers.are_judged else ():
@@ -138,6 +155,48 @@ def slower_ranks(ranks: Columns) -> Iterator[Suspect]:
             for at in np.flatnonzero(slower).tolist():
                 least_ns = _OF_STEP_COSTS * peers.step_ns
                 yield Suspect(peers.straggler(at, name), least_ns, name, others)
+
+
+def slower_places(ranks: Columns, places: Columns) -> Iterator[Suspect]:
+    """Ranks whose host takes longer at some places than the others that have the same places. `ranks` has
+    the columns of `queries.RANKS`, and `places` those of `places.Places.table`.
+    """
+    found: dict[int, list[tuple[Place, Suspect]]] = {}
+    keys = zip(*(places[name].tolist() for name in ("sequence", "key", "nth")), strict=True)
+    for (_, *place), rows_of in groupby(enumerate(keys), key=lambda row: row[1]):
+        own = [row for row, _ in rows_of]
+        at = np.searchsorted(ranks["rank"], places["rank"][own])
+        columns = {name: column[at] for name, column in ranks.items() if name != MORE_CALLS}
+        peers = _Peers(columns | {f"host_{unit}": places[unit][own] for unit in ("ns", "us", "us2")})
+        slower = peers.are_slower("host_ns", _ERRORS_OF_PLACE) & peers.are_judged
+        others, least_ns = peers.ranks[~slower].tolist(), _OF_STEP_COSTS * peers.step_ns
+        for number in np.flatnonzero(slower).tolist():
+            one = Suspect(peers.straggler(number, "host_ns"), least_ns, "host_ns", others)
+            found.setdefault(one.straggler.ranks[0], []).append(((place[0], place[1]), one))
+    for slow in found.values():
+        _, most = max(slow, key=lambda of: of[1].straggler.excess_ns)
+        own_ns, usual_ns = (
+            sum(getattr(one.straggler, name) for _, one in slow) for name in ("own_ns", "usual_ns")
+        )
+        at_places = frozenset(place for place, _ in slow)
+        yield replace(
+            most, straggler=replace(most.straggler, own_ns=own_ns, usual_ns=usual_ns, places=at_places)
+        )
+
+
+def without_what_places_explain(
+    suspects: Iterable[Suspect], at_places: Iterable[Suspect]
+) -> Iterator[Suspect]:
+    """Each slow host once: by the places that explain most of what it takes longer, or as a whole."""
+    of_rank = {one.straggler.ranks: one for one in at_places}
+    for one in suspects:
+        place = of_rank.get(one.straggler.ranks) if one.straggler.slow == SLOWER["host_ns"] else None
+        if place and place.straggler.excess_ns < EXPLAINS * one.straggler.excess_ns:
+            del of_rank[place.straggler.ranks]
+        elif place:
+            continue
+        yield one
+    yield from of_rank.values()
 
 
 def _costs(steps_ns: NDArray[np.int64]) -> tuple[int | None, tuple[int, int] | None]:
@@ -190,27 +249,36 @@ class _Peers:
 
     def straggler(self, at: int, name: str) -> Straggler:
         """One of them, by a time of COMPARED."""
-        own_ns = self.means_ns(name)
+        own_ns, usual_ns = self.means_ns(name), self._usual_ns(name)
         return Straggler(
-            (int(self.ranks[at]),), SLOWER[name], round(own_ns[at]), round(_median(own_ns)), len(self.steps)
+            (int(self.ranks[at]),), SLOWER[name], round(own_ns[at]), round(usual_ns[at]), len(self.steps)
         )
 
-    def are_slower(self, name: str) -> NDArray[np.bool_]:
-        """Which of them have a longer time of COMPARED than the others."""
+    def _usual_ns(self, name: str) -> NDArray[np.float64]:
+        """What is usual for each of them: the median, and that of the host longer for what only it does."""
+        usual_ns = np.full(len(self.steps), _median(self.means_ns(name)))
+        if name == "host_ns" and MORE_CALLS in self._columns:
+            usual_ns += self.means_ns(MORE_CALLS).clip(0)
+        return usual_ns
+
+    def are_slower(self, name: str, errors: float = _ERRORS) -> NDArray[np.bool_]:
+        """Which of them have a longer time of COMPARED than the others, by more than some errors."""
         own_ns, hidden_ns = self.means_ns(name), np.zeros(len(self.steps))
         if name in _IDLE:
             # While a GPU works, it hides what the host does. If one rank's GPU is slow, the GPUs of its peers
             # idle longer than its own, and no host is slow. Of two ranks, the slower counts.
             work_ns = np.sum([self.means_ns(of) for of in _WORK], axis=0)
             hidden_ns = np.maximum(-_median(-work_ns) - work_ns, 0)
-        usual_ns = _median(own_ns)
+        usual_ns = self._usual_ns(name)
         more_ns = own_ns - usual_ns
-        deviation_ns = _DEVIATION * _median(np.abs(more_ns))
-        least_ns = max(_OF_STEP * self.step_ns, _OF_USUAL * usual_ns, _DEVIATIONS * deviation_ns)
-        is_slower: NDArray[np.bool_] = more_ns - hidden_ns > np.maximum(least_ns, self._errors_ns(name))
+        deviation_ns = _DEVIATION * _median(np.abs(own_ns - _median(own_ns)))
+        least_ns = np.maximum(_OF_USUAL * usual_ns, max(_OF_STEP * self.step_ns, _DEVIATIONS * deviation_ns))
+        is_slower: NDArray[np.bool_] = more_ns - hidden_ns > np.maximum(
+            least_ns, self._errors_ns(name, errors)
+        )
         return is_slower
 
-    def _errors_ns(self, name: str) -> NDArray[np.float64]:
+    def _errors_ns(self, name: str, errors: float) -> NDArray[np.float64]:
         """How far the difference of each from the others may be chance.
 
         Sums of few steps say little, and the less the smaller they are. So the variance of all peers is a
@@ -231,7 +299,7 @@ class _Peers:
         # of whole µs.
         error_ns = np.sqrt(variance / steps * (1 + 2 / len(steps))) + 1_000
         # Wallace's approximation of that distribution, which is finite for any number that is free.
-        power = min((_ERRORS * (8 * free + 3) / (8 * free + 1)) ** 2 / free, _POWER_MAX)
+        power = min((errors * (8 * free + 3) / (8 * free + 1)) ** 2 / free, _POWER_MAX)
         limit_ns: NDArray[np.float64] = np.sqrt(free * np.expm1(power)) * error_ns
         return limit_ns
 

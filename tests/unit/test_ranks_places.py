@@ -1,0 +1,199 @@
+"""Where in their programs ranks differ: planted places are found, noise is not, and other calls excuse."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from tracepipe.analyses.gpu_work import COMPUTE
+from tracepipe.dataset.places import Dataset
+from tracepipe.ranks.engine import Columns
+from tracepipe.ranks.places import Places
+from tracepipe.ranks.stragglers import (
+    MORE_CALLS,
+    Straggler,
+    Suspect,
+    slower_places,
+    slower_ranks,
+    without_what_places_explain,
+)
+
+STEP_NS = 30_000_000
+Row = tuple[int, int, int, int]
+"""A key, its nth, the ns of the host before it, and those of its kernel."""
+
+
+def dataset_of(folder: Path, steps: list[list[list[Row]]]) -> Dataset:
+    """A dataset of the rows of each step of each rank."""
+    for rank, own in enumerate(steps):
+        place = folder / "layer=program" / "host=node0" / f"rank={rank}"
+        place.mkdir(parents=True)
+        at_ns, rows = 0, []
+        for step, some in enumerate(own):
+            for key, nth, host_ns, kernel_ns in some:
+                call_ns = at_ns + host_ns
+                name = f"void kernel_{key}<float>(float*)"
+                rows.append((COMPUTE, step, at_ns, call_ns, call_ns, call_ns + kernel_ns, key, nth, 0, name))
+                at_ns = call_ns
+        columns = [
+            "what",
+            "step",
+            "from_ns",
+            "call_ns",
+            "start_ns",
+            "end_ns",
+            "key",
+            "nth",
+            "loading_ns",
+            "name",
+        ]
+        table = dict(zip(columns, map(np.array, zip(*rows, strict=True)), strict=True))
+        table["name"] = table["name"].astype(object)
+        with duckdb.connect() as connection:
+            connection.register("made", table)
+            connection.execute(f"copy (select * from made) to '{place / 'part-0.parquet'}'")
+    return Dataset(folder)
+
+
+def ranks_of(steps: list[list[list[Row]]], behaviour: int = 0) -> Columns:
+    """The columns of `queries.RANKS` that are compared, with a GPU that works for nothing."""
+    host_ns = [[sum(row[2] for row in step) for step in own] for own in steps]
+    found: dict[str, Any] = {
+        "rank": np.arange(len(steps)),
+        "behaviour": np.full(len(steps), behaviour),
+        "steps": np.array([len(own) for own in steps]),
+        "step_ns": np.array([STEP_NS * len(own) for own in steps]),
+    }
+    for name in ("compute", "copies", "loading", "host"):
+        ns = [np.array(own) if name == "host" else np.zeros(len(own), np.int64) for own in host_ns]
+        found[f"{name}_ns"] = np.array([own.sum() for own in ns])
+        found[f"{name}_us"] = np.array([(own // 1_000).sum() for own in ns])
+        found[f"{name}_us2"] = np.array([((own // 1_000) ** 2).sum() for own in ns]).astype(float)
+    return found
+
+
+def noisy(seed: int, ranks: int, steps: int, noise: float, places: int = 20) -> list[list[list[Row]]]:
+    """Calls that take a thirtieth of a step each; a hundredth of the gaps takes ten times as long."""
+    rng = np.random.default_rng(seed)
+    shape = (ranks, steps, places)
+    ns = 1e6 * rng.lognormal(0, noise, shape) * np.where(rng.random(shape) < 0.01, 10, 1)
+    return [
+        [[(key, 0, int(of_key), 500) for key, of_key in enumerate(of_step)] for of_step in own] for own in ns
+    ]
+
+
+def table_of(steps: list[list[list[Row]]]) -> Columns:
+    """`Places.table` without a dataset: all places of all ranks, by arithmetic."""
+    found = defaultdict(list)
+    for key, nth in sorted({row[:2] for row in steps[0][0]}):
+        for rank, own in enumerate(steps):
+            ns = [row[2] for step in own for row in step if row[:2] == (key, nth)]
+            us = [one // 1_000 for one in ns]
+            values = (0, key, nth, rank, sum(ns), sum(us), float(sum(one * one for one in us)))
+            for name, value in zip(
+                ("sequence", "key", "nth", "rank", "ns", "us", "us2"), values, strict=True
+            ):
+                found[name].append(value)
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def found_in(steps: list[list[list[Row]]]) -> list[Straggler]:
+    return [one.straggler for one in slower_places(ranks_of(steps), table_of(steps))]
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10, 60])
+@pytest.mark.parametrize(("ranks", "jobs"), [(2, 40), (3, 20), (8, 8), (200, 1)])
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3, 1.0])
+def test_noise_alone_makes_no_place_slow(ranks: int, jobs: int, steps: int, noise: float) -> None:
+    """Of 1,104 jobs in all, in each of which the ranks are compared at 20 places."""
+    assert [seed for seed in range(jobs) if found_in(noisy(seed, ranks, steps, noise))] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("steps", [10, 60])
+def test_a_place_is_found_that_the_sum_of_all_hides(ranks: int, steps: int) -> None:
+    """Sums of these 20 places differ by 3 ms and more from step to step."""
+    job = noisy(1, ranks, steps, 0.3)
+    for step in job[1]:
+        key, nth, ns, kernel_ns = step[7]
+        step[7] = key, nth, ns + 4_000_000, kernel_ns
+    (one,) = found_in(job)
+    assert (one.ranks, one.slow, one.places, one.peers) == ((1,), "host", {(7, 0)}, ranks)
+    means_ns = sorted(np.mean([step[7][2] for step in own]) for own in job)
+    assert one.excess_ns == pytest.approx(means_ns[-1] - means_ns[(ranks - 1) // 2], abs=2)
+
+
+def test_several_places_are_one_slow_host() -> None:
+    job = noisy(2, 4, 20, 0.01)
+    for step in job[2]:
+        for at in (3, 9):
+            key, nth, ns, kernel_ns = step[at]
+            step[at] = key, nth, ns + 2_000_000, kernel_ns
+    (one,) = found_in(job)
+    assert (one.ranks, one.places) == ((2,), {(3, 0), (9, 0)})
+    assert one.excess_ns == pytest.approx(4_000_000, rel=0.15)
+
+
+def test_a_host_is_slow_once_by_its_places_or_as_a_whole() -> None:
+    def suspect(rank: int, own_ns: int, slow: str = "host") -> Suspect:
+        return Suspect(Straggler((rank,), slow, own_ns, 0, 2))
+
+    gpu, whole, place = suspect(1, 9, "GPU"), suspect(1, 10), suspect(1, 6)
+    assert [*without_what_places_explain([gpu, whole], [place])] == [gpu, place]
+    small, other = suspect(1, 4), suspect(2, 4)
+    assert [*without_what_places_explain([gpu, whole], [small, other])] == [gpu, whole, other]
+
+
+def test_places_of_a_dataset_are_those_of_arithmetic(tmp_path: Path) -> None:
+    job = noisy(3, 3, 5, 0.3, places=6)
+    places = Places(dataset_of(tmp_path, job), ranks_of(job))
+    expected = table_of(job)
+    assert {name: column.tolist() for name, column in places.table.items()} == {
+        name: column.tolist() for name, column in expected.items()
+    }
+    # Each makes the same calls; what is left is the rounding of each kind.
+    assert max(map(abs, places.more_ns.values())) <= 7
+
+
+def test_only_ranks_with_the_same_places_are_compared_at_them(tmp_path: Path) -> None:
+    """The stages of a pipeline make about as many calls, in another order."""
+    calls = [(1, 0, 3_000_000, 500), (2, 0, 1_000_000, 500)]
+    turned = [(1, 1, 3_000_000, 500), (2, 0, 1_000_000, 500)]
+    places = Places(dataset_of(tmp_path, [[calls] * 4, [turned] * 4]), ranks_of([[calls] * 4, [turned] * 4]))
+    assert len(places.table["rank"]) == 0
+
+
+def test_calls_that_only_one_rank_makes_take_what_such_calls_take(tmp_path: Path) -> None:
+    """It makes one more of a kind that its peers make too (2 ms there), and two of one that is its own: each
+    as long as any call of its peers, of 1.25 ms in the mean.
+    """
+    usual = [(1, 0, 2_000_000, 500), (2, 0, 1_000_000, 500), (2, 1, 1_000_000, 500), (2, 2, 1_000_000, 500)]
+    more = [*usual, (1, 1, 2_500_000, 500), (3, 0, 9_000_000, 500), (3, 1, 1_000_000, 500)]
+    job = [[usual] * 4, [usual] * 4, [more] * 4]
+    places, ranks = Places(dataset_of(tmp_path, job), ranks_of(job)), ranks_of(job)
+    assert places.more_ns[2] == 4 * (2_000_000 + 2 * 1_250_000)
+    assert min(places.more_ns[0], places.more_ns[1]) < 0
+    ranks[MORE_CALLS] = np.array([places.more_ns[rank] for rank in range(3)])
+    (one,) = (suspect.straggler for suspect in slower_ranks(ranks))
+    assert (one.ranks, one.own_ns, one.usual_ns) == ((2,), 17_500_000, 5_000_000 + 4_500_000)
+    assert places.where(2, 0, one.excess_ns, on_gpu=False) == "before kernel_3"
+    ranks[MORE_CALLS] = np.array([0, 0, 4 * 12_000_000])
+    assert not [*slower_ranks(ranks)]
+
+
+def test_where_a_gpu_is_slow_is_the_kernel_that_takes_longer(tmp_path: Path) -> None:
+    usual = [(key, 0, 1_000, 5_000) for key in range(4)]
+    slow = [*usual[:3], (3, 0, 1_000, 9_000)]
+    everywhere = [(key, 0, 1_000, 6_000) for key in range(4)]
+    job = [[usual] * 3, [slow] * 3, [everywhere] * 3, [[*usual, (9, 0, 0, 4_000)]] * 3]
+    places = Places(dataset_of(tmp_path, job), ranks_of(job))
+    assert [places.where(rank, 0, 4_000, on_gpu=True) for rank in (1, 2, 3)] == [
+        "in kernel_3", "", "in kernel_9"
+    ]  # fmt: skip
+    # The program takes no longer anywhere.
+    assert places.where(1, 0, 4_000, on_gpu=False) == ""
