@@ -52,7 +52,7 @@ def dataset_of(folder: Path, steps: list[list[list[Row]]]) -> Dataset:
             "loading_ns",
             "name",
         ]
-        table = dict(zip(columns, map(np.array, zip(*rows, strict=True)), strict=True))
+        table = dict(zip((*columns, "name"), map(np.array, zip(*rows, strict=True)), strict=True))
         table["name"] = table["name"].astype(object)
         with duckdb.connect() as connection:
             connection.register("made", table)
