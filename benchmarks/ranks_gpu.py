@@ -5,20 +5,20 @@
     python benchmarks/ranks_gpu.py judge FOLDER …                            judges what was recorded
 
 Needs PyTorch and a GPU for each rank; recording ends with 3 without. JOB: ddp, fsdp, tensor, pipeline, as
-whatif_gpu.py has them, with a batch of 96. Each is run once for each kind of slowness, under `tracepipe
-capture`; with `--profiler` PyTorch's profiler records it instead. Then it runs once more, where nobody
-records, with all kinds in turn. The last rank is slow, at one thing a run: `host` and `gpu` between forward
-and backward, `loader` at the begin of a step (of the first rank, in a pipeline), `link` by a process that
-copies from its GPU to the others all the time.
+whatif_gpu.py has them, with a batch of 96 if `--batch` gives no other one. Each is run once for each kind of
+slowness, under `tracepipe capture`; with `--profiler` PyTorch's profiler records it instead. Then it runs
+once more, where nobody records, with all kinds in turn. The last rank is slow, at one thing a run: `host` and
+`gpu` between forward and backward, `loader` at the begin of a step (of the first rank, in a pipeline), `link`
+by a process that copies from its GPU to the others all the time.
 
 All run on one host, each on processors of its own, so their clocks are one. Then the recordings of each rank
 state another host, and `dataset build` has to find by collectives that the clocks agree: what it finds
 instead is the error.
 
-With `--one-gpu` the ranks share one GPU. Each is a host of its own to NCCL, which sends by sockets. Where
-CUDA's Multi-Process Service runs, their kernels run at the same time. Without it they take turns of about
-2 ms, and a rank leaves a collective when it has its turn. With `--windows N` only N steps are recorded, as by
-`--start-on nvtx:step --repeat N`.
+With `--one-gpu` the ranks share one GPU, and no link is slow. Each is a host of its own to NCCL, which sends
+by sockets. Where CUDA's Multi-Process Service runs, their kernels run at the same time. Without it they take
+turns of about 2 ms, and a rank leaves a collective when it has its turn. With `--windows N` only N steps are
+recorded, as by `--start-on nvtx:step --repeat N`.
 
 What is printed of a run:
   steps    the median, where nobody records and where it is recorded, and how far a replay is off
@@ -63,7 +63,7 @@ RECORDED = ("--layers", "gpu_kernel,annotation", "--gpu", "kernels", "--calls", 
 _DEADLINE_S = 240
 
 
-def train(job: str, kinds: str, profiled: Path | None) -> None:
+def train(job: str, kinds: str, batch: int, profiled: Path | None) -> None:
     """One rank: steps with each kind of slowness. PyTorch's profiler writes to `profiled`/KIND/….
 
     The first rank prints a line of the medians in ms.
@@ -76,7 +76,7 @@ def train(job: str, kinds: str, profiled: Path | None) -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.manual_seed(0)
     torch.distributed.init_process_group("nccl", rank=rank, world_size=ranks)
-    step = step_of(job, rank, ranks, BATCH)
+    step = step_of(job, rank, ranks, batch)
     medians = {}
     for slow in kinds.split(","):
         late = 0 if (job, slow) == ("pipeline", "loader") else ranks - 1
@@ -184,13 +184,14 @@ def record(folder: Path, job: str, given: argparse.Namespace) -> None:
         print(f"{given.ranks} ranks need as many GPUs; {torch.cuda.device_count()} here", file=sys.stderr)
         sys.exit(3)
     when = ("--start-on", "nvtx:step", "--repeat", str(given.windows)) if given.windows else ()
-    place, every = folder / job, ",".join(SLOW)
+    place, kinds = folder / job, SLOW[:-1] if given.one_gpu else SLOW
+    every = ",".join(kinds)
     steps = {"never recorded": run(job, every, given, [], [])}
     if given.profiler:
         steps["recorded"] = run(job, every, given, [], [str(place)])
     else:
         steps["recorded"] = {}
-        for slow in SLOW:
+        for slow in kinds:
             out = str(place / slow / "%h" / "%r.jsonl.zst")
             capture = [sys.executable, "-m", "tracepipe", "capture", *RECORDED, *when, "-o", out, "--"]
             steps["recorded"] |= run(job, slow, given, capture, [])
@@ -217,7 +218,7 @@ def run(job: str, kinds: str, given: argparse.Namespace, capture: list[str], mor
         own = {"RANK": str(rank), "WORLD_SIZE": str(given.ranks), "LOCAL_RANK": str(rank)}
         if given.one_gpu:
             own["NCCL_HOSTID"] = f"rank{rank}"
-        command = [*capture, sys.executable, __file__, "train", job, kinds, *more]
+        command = [*capture, sys.executable, __file__, "train", job, kinds, str(given.batch), *more]
         pipe = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
         pinned = partial(os.sched_setaffinity, 0, own_processors)
         running.append(subprocess.Popen(command, env=shared | own, cwd=ROOT, stdout=pipe, preexec_fn=pinned))
@@ -340,7 +341,8 @@ def judge(place: Path, slow: str) -> None:
 def main() -> None:
     """Record, judge, or both."""
     if sys.argv[1:2] == ["train"]:
-        train(sys.argv[2], sys.argv[3], Path(sys.argv[4]) if sys.argv[4:] else None)
+        job, kinds, batch, *profiled = sys.argv[2:]
+        train(job, kinds, int(batch), Path(profiled[0]) if profiled else None)
         return
     if sys.argv[1:2] == ["hog"]:
         copy_on(int(sys.argv[2]))
@@ -352,6 +354,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--one-gpu", action="store_true")
     parser.add_argument("--windows", type=int, default=0)
     parser.add_argument("--profiler", action="store_true")
@@ -363,7 +366,8 @@ def main() -> None:
                 record(folder, job, given)
             if given.what != "record":
                 for slow in SLOW:
-                    judge(folder / job, slow)
+                    if (folder / job / slow).is_dir():
+                        judge(folder / job, slow)
 
 
 if __name__ == "__main__":

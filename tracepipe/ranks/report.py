@@ -207,9 +207,10 @@ def _slow(job: Job) -> Table:
     note = (
         "Mean times of one step. usual: the median of the ranks that do the same work. GPU: its kernels "
         "take longer, without what communication slows them by. data loading, host: its program takes "
-        f"longer, in ranges that load data and elsewhere. {LINK}: the time is the length of a transfer, and "
-        "usual is the length in similar process groups. costs: by how much a step would be shorter if the "
-        "rank did as the others do, by a replay of all ranks."
+        "longer, in ranges that load data and elsewhere; if it does so before a few calls, the times are "
+        f"those of these. {LINK}: the time is the length of a transfer, and usual is the length in similar "
+        "process groups. costs: by how much a step would be shorter if the rank did as the others do, by a "
+        "replay of all ranks."
     )
     return Table("slow", "Slow ranks", columns, found, note, empty=_none_slow(job))
 
