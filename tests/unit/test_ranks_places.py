@@ -16,6 +16,7 @@ from tracepipe.ranks.engine import Columns
 from tracepipe.ranks.places import Places
 from tracepipe.ranks.stragglers import (
     MORE_CALLS,
+    SEQUENCE,
     Straggler,
     Suspect,
     slower_places,
@@ -24,6 +25,7 @@ from tracepipe.ranks.stragglers import (
 )
 
 STEP_NS = 30_000_000
+COLUMNS = "what", "step", "from_ns", "call_ns", "start_ns", "end_ns", "key", "nth", "loading_ns", "name"
 Row = tuple[int, int, int, int]
 """A key, its nth, the ns of the host before it, and those of its kernel."""
 
@@ -40,19 +42,7 @@ def dataset_of(folder: Path, steps: list[list[list[Row]]]) -> Dataset:
                 name = f"void kernel_{key}<float>(float*)"
                 rows.append((COMPUTE, step, at_ns, call_ns, call_ns, call_ns + kernel_ns, key, nth, 0, name))
                 at_ns = call_ns
-        columns = [
-            "what",
-            "step",
-            "from_ns",
-            "call_ns",
-            "start_ns",
-            "end_ns",
-            "key",
-            "nth",
-            "loading_ns",
-            "name",
-        ]
-        table = dict(zip((*columns, "name"), map(np.array, zip(*rows, strict=True)), strict=True))
+        table = dict(zip(COLUMNS, map(np.array, zip(*rows, strict=True)), strict=True))
         table["name"] = table["name"].astype(object)
         with duckdb.connect() as connection:
             connection.register("made", table)
@@ -123,7 +113,7 @@ def test_a_place_is_found_that_the_sum_of_all_hides(ranks: int, steps: int) -> N
         key, nth, ns, kernel_ns = step[7]
         step[7] = key, nth, ns + 4_000_000, kernel_ns
     (one,) = found_in(job)
-    assert (one.ranks, one.slow, one.places, one.peers) == ((1,), "host", {(7, 0)}, ranks)
+    assert (one.ranks, one.slow, one.places, one.peers) == ((1,), "host", frozenset({(7, 0)}), ranks)
     means_ns = sorted(np.mean([step[7][2] for step in own]) for own in job)
     assert one.excess_ns == pytest.approx(means_ns[-1] - means_ns[(ranks - 1) // 2], abs=2)
 
@@ -135,7 +125,7 @@ def test_several_places_are_one_slow_host() -> None:
             key, nth, ns, kernel_ns = step[at]
             step[at] = key, nth, ns + 2_000_000, kernel_ns
     (one,) = found_in(job)
-    assert (one.ranks, one.places) == ((2,), {(3, 0), (9, 0)})
+    assert (one.ranks, one.places) == ((2,), frozenset({(3, 0), (9, 0)}))
     assert one.excess_ns == pytest.approx(4_000_000, rel=0.15)
 
 
@@ -166,6 +156,24 @@ def test_only_ranks_with_the_same_places_are_compared_at_them(tmp_path: Path) ->
     turned = [(1, 1, 3_000_000, 500), (2, 0, 1_000_000, 500)]
     places = Places(dataset_of(tmp_path, [[calls] * 4, [turned] * 4]), ranks_of([[calls] * 4, [turned] * 4]))
     assert len(places.table["rank"]) == 0
+
+
+def test_ranks_with_nearly_the_same_calls_have_one_sequence_and_stages_do_not(tmp_path: Path) -> None:
+    """Rank 1 has one call more than rank 0, ranks 2 and 3 are another stage, and rank 4 a third one."""
+    usual = [(key, 0, 1_000, 500) for key in range(20)]
+    more, other, third = [*usual, (99, 0, 1_000, 500)], usual[:10], usual[10:]
+    job = [[own] * 3 for own in (usual, more, other, other, third)]
+    ranks = ranks_of(job)
+    sequence = Places(dataset_of(tmp_path, job), ranks).sequence
+    assert [sequence[rank] == sequence[0] for rank in range(5)] == [True, True, False, False, False]
+    assert sequence[2] == sequence[3] != sequence[4]
+    # Where nothing can be replayed, a host is compared with those of its sequence alone.
+    for rank, host_ns in enumerate((9_000_000, 3_000_000, 3_000_000, 9_000_000, 60_000_000)):
+        of_job = [host_ns, host_ns * host_ns // 10**6]
+        ranks["host_ns"][rank], ranks["host_us"][rank] = 3 * host_ns, 3 * host_ns // 1_000
+        ranks["host_us2"][rank] = 3 * of_job[1]
+    ranks[SEQUENCE] = np.array([sequence[rank] for rank in range(5)])
+    assert [one.straggler.ranks for one in slower_ranks(ranks)] == [(0,), (3,)]
 
 
 def test_calls_that_only_one_rank_makes_take_what_such_calls_take(tmp_path: Path) -> None:

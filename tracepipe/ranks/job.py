@@ -18,6 +18,7 @@ from tracepipe.ranks.places import Places
 from tracepipe.ranks.programs import Programs
 from tracepipe.ranks.stragglers import (
     MORE_CALLS,
+    SEQUENCE,
     SLOWER,
     Straggler,
     behaviours,
@@ -72,21 +73,21 @@ class Job:
     def stragglers(self) -> list[Straggler]:
         """Ranks that are slower than their peers, those that cost most first."""
         costs, none, suspects = self.replayed, np.zeros(0, np.int64), slower_ranks(self.times)
-        if self._places is not None:
+        if self._places is not None and MORE_CALLS in self.times:
             suspects = without_what_places_explain(suspects, slower_places(self.times, self._places.table))
         found = stragglers(
             [*suspects, *slow_links(self.groups, self.members)],
             costs.saved_ns if costs else lambda some: [none] * len(some),
         )
+        found = (replace(one, at=self._where(one)) for one in found)
         if costs:
-            found = (replace(one, everywhere=costs.everywhere(one), at=self._where(one)) for one in found)
+            found = (replace(one, everywhere=costs.everywhere(one)) for one in found)
         return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
 
     @cached_property
     def _places(self) -> Places | None:
-        """The places in the programs, None where these cannot be replayed, or have no calls."""
-        is_known = self.replayed is not None and self.replayed.programs.has_calls
-        return Places(self.dataset, self.ranks) if is_known else None
+        """The places in the programs, None where these are not known."""
+        return Places(self.dataset, self.ranks) if self._programs[0] else None
 
     def _where(self, one: Straggler) -> str:
         """Where in its program a rank is slow, "" if that is not known, or at many places."""
@@ -152,8 +153,11 @@ class Job:
             return self.ranks
         times = costs.own_times(self.ranks, is_replayed=not self._refusal)
         if self._places is not None:
-            more_ns = self._places.more_ns
-            times[MORE_CALLS] = np.array([more_ns.get(rank, 0) for rank in times["rank"].tolist()])
+            ranks, places = times["rank"].tolist(), self._places
+            if self.replayed and costs.programs.has_calls:
+                times[MORE_CALLS] = np.array([places.more_ns.get(rank, 0) for rank in ranks])
+            else:  # the time of the host is that of the idle GPU, and stages of a pipeline idle differently
+                times[SEQUENCE] = np.array([places.sequence.get(rank, -1 - rank) for rank in ranks])
         return times
 
     @cached_property

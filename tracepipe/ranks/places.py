@@ -25,6 +25,8 @@ _MEMORY_MB: Final = 200
 # A place with less of a step makes no rank slow. Of more than so many, those with most time are compared.
 _OF_STEP: Final = 0.02
 _PLACES_MOST: Final = 1_000
+# Two stages of a pipeline had three quarters in common, and ranks with the same program 99.7%.
+_ALIKE: Final = 0.9
 _HOST_NS: Final = "greatest(call_ns - from_ns - loading_ns, 0)"
 _CALLS: Final = f"""
 select rank, key, nth, count(*) as times, sum(ns)::bigint as ns, sum(ns // 1000)::bigint as us,
@@ -33,13 +35,25 @@ from (select rank, step, key, nth, {_HOST_NS} as ns from program where step <> {
 semi join ranks using (rank) group by rank, key, nth
 """
 """The table `calls`: how often each rank comes to each place, and how long its host takes until then."""
-_SEQUENCES: Final = """
-select rank, dense_rank() over (order by behaviour, found) - 1 as sequence from (
-    select rank, any_value(behaviour) as behaviour, bit_xor(hash(key, nth)) as found
-    from calls join ranks using (rank) where 2 * times > steps group by rank
-)
+_SEQUENCES: Final = f"""
+with usual as (select rank, behaviour, key, nth from calls join ranks using (rank) where 2 * times > steps),
+common as (
+    select behaviour, key, nth from usual join (
+        select behaviour, count(*) as ranks from ranks group by behaviour
+    ) using (behaviour) group by behaviour, key, nth, ranks having 2 * count(*) > ranks
+), found as (
+    select rank, any_value(behaviour) as behaviour, bit_xor(hash(key, nth)) as rows, count(*) as own,
+        count(common.key) as shared
+    from usual left join common using (behaviour, key, nth) group by rank
+), sizes as (select behaviour, count(*) as size from common group by behaviour)
+select rank, dense_rank() over (
+    order by behaviour, case when shared >= {_ALIKE} * greatest(own, size) then 0 else rows end
+) - 1 as sequence
+from found left join sizes using (behaviour)
 """
-"""The table `sequences`: which ranks of a behaviour have the same places."""
+"""The table `sequences`: which ranks of a behaviour make the same calls in the same order: nearly all those
+that most ranks make, or exactly those of some other ranks.
+"""
 _PLACES: Final = f"""
 with long as (
     select sequence, key, nth from calls join sequences using (rank) join ranks using (rank)
@@ -85,10 +99,10 @@ class Places:
     """The places in the programs of the ranks of a dataset. `ranks` has their columns `rank`, `behaviour`
     and `step_ns`.
 
-    `table` has a row for each place that may make a rank slow, and each rank: sums over its steps, as in
-    `queries.RANKS`. Ranks of one `sequence` have the same places. `more_ns` is how much longer the host of a
-    rank should take in all its steps because it makes other calls than its peers: by what these calls take
-    on the peers, or what any call takes.
+    `sequence` is the same number for ranks with the same places. `table` has a row for each place that may
+    make a rank slow, and each rank: sums over its steps, as in `queries.RANKS`. `more_ns` is how much longer
+    the host of a rank should take in all its steps because it makes other calls than its peers: by what these
+    calls take on the peers, or what any call takes.
     """
 
     def __init__(self, dataset: Dataset, ranks: Columns) -> None:
@@ -102,6 +116,7 @@ class Places:
             )
             connection.execute(f"create temp table calls as {_CALLS}")
             connection.execute(f"create temp table sequences as {_SEQUENCES}")
+            self.sequence: dict[int, int] = dict(connection.execute("from sequences").fetchall())
             self.table: Columns = connection.execute(_PLACES).fetchnumpy()
             self.more_ns: dict[int, int] = dict(connection.execute(_MORE_CALLS).fetchall())
 

@@ -30,6 +30,8 @@ SLOWER: Final = {
 LINK: Final = "link"
 MORE_CALLS: Final = "more_calls_ns"
 """The column with how much longer the host should take for what only this rank does."""
+SEQUENCE: Final = "sequence"
+"""The column with the same number for ranks that do the same in the same order."""
 # Ranks that do the same work differ by less in how much of it they recorded.
 _ALIKE: Final = 1.1
 _IDLE: Final = ("loading_ns", "host_ns")
@@ -145,11 +147,15 @@ def stragglers(suspects: Iterable[Suspect], saved_ns: Saved) -> Iterator[Straggl
 
 def slower_ranks(ranks: Columns) -> Iterator[Suspect]:
     """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` has the columns of
-    `queries.RANKS`, `behaviour`, and, where that is known, `more_calls_ns`: how much longer the host should
-    take for what only this rank does.
+    `queries.RANKS`, `behaviour`, and one of these, if they are known: `more_calls_ns`, how much longer the
+    host should take for what only this rank does, or `sequence`, so that only hosts are compared that do the
+    same in the same order.
     """
-    for peers in _peers(ranks):
-        for name in COMPARED if peers.are_judged else ():
+    of_host = SEQUENCE if SEQUENCE in ranks else "behaviour"
+    compared = [(peers, name) for peers in _peers(ranks) for name in COMPARED if name != "host_ns"]
+    compared += [(peers, "host_ns") for peers in _peers(ranks, of_host)]
+    for peers, name in compared:
+        if peers.are_judged:
             slower = peers.are_slower(name)
             others = peers.ranks[~slower].tolist()
             for at in np.flatnonzero(slower).tolist():
@@ -218,10 +224,10 @@ def longest_unjudged(ranks: Columns) -> Straggler | None:
     return max(found, key=lambda one: one.excess_ns, default=None)
 
 
-def _peers(ranks: Columns) -> Iterator[_Peers]:
+def _peers(ranks: Columns, same: str = "behaviour") -> Iterator[_Peers]:
     """Ranks that do the same work, where there are several."""
-    for number in np.unique(ranks["behaviour"]):
-        own = np.flatnonzero(ranks["behaviour"] == number)
+    for number in np.unique(ranks[same]):
+        own = np.flatnonzero(ranks[same] == number)
         if len(own) > 1:
             yield _Peers({name: column[own] for name, column in ranks.items()})
 
