@@ -27,10 +27,12 @@ _OF_STEP: Final = 0.02
 _PLACES_MOST: Final = 1_000
 # Two stages of a pipeline had three quarters in common, and ranks with the same program 99.7%.
 _ALIKE: Final = 0.9
+_NS_MOST: Final = 1 << 62  # impossible times may add up to more than 64 bits
 _HOST_NS: Final = "greatest(call_ns - from_ns - loading_ns, 0)"
 _CALLS: Final = f"""
-select rank, key, nth, count(*) as times, sum(ns)::bigint as ns, sum(ns // 1000)::bigint as us,
-    sum((ns // 1000) * (ns // 1000))::double as us2
+select rank, key, nth, count(*) as times, least(sum(ns), {_NS_MOST})::bigint as ns,
+    least(sum(ns // 1000), {_NS_MOST})::bigint as us,
+    sum((ns // 1000)::hugeint * (ns // 1000))::double as us2
 from (select rank, step, key, nth, {_HOST_NS} as ns from program where step <> {NONE})
 semi join ranks using (rank) group by rank, key, nth
 """
