@@ -116,14 +116,12 @@ def steps_ms(step: Callable[[Callable[[], None]], None], slow: str, profiled: Pa
 
 @contextmanager
 def hogged(device: int) -> Iterator[None]:
-    """A process, which nobody records, copies from a GPU to all others meanwhile. Its processor is that which
-    no rank has.
-    """
+    """A process, which nobody records, copies from a GPU to all others meanwhile, on any processor."""
     unseen = ("CUDA_INJECTION64_PATH", "LD_PRELOAD", "NVTX_INJECTION64_PATH")
     environment = {name: value for name, value in os.environ.items() if name not in unseen}
     command = [sys.executable, __file__, "hog", str(device)]
-    elsewhere = partial(os.sched_setaffinity, 0, {0})
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, preexec_fn=elsewhere) as hog:
+    anywhere = partial(os.sched_setaffinity, 0, range(os.cpu_count() or 1))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, preexec_fn=anywhere) as hog:
         assert hog.stdout is not None
         try:
             hog.stdout.readline()
