@@ -334,3 +334,20 @@ def test_no_bar_is_drawn_amid_the_answer(dataset: Path) -> None:
     with opened("duckdb", Dataset.opened(str(dataset))) as engine:
         connection: Any = engine.connection  # type: ignore[attr-defined]
         assert connection.execute("select current_setting('enable_progress_bar')").fetchone() == (False,)
+
+
+def test_a_host_that_sleeps_is_named_with_the_line_after_that(tmp_path: Path) -> None:
+    """4 ms in steps of 40 ms, which differ by several ms."""
+    build_here(str(FIXTURES / "slow-host-h200"), str(tmp_path / "ds"))
+    (one,) = asked(tmp_path / "ds")["slow"]
+    line = "benchmarks/whatif_gpu.py:142 plain_step.<locals>.step"
+    assert (one["ranks"], one["slow"]) == ("1", "host")
+    assert one["at"] == f"before vectorized_elementwise_kernel ({line})"
+    assert one["excess_ns"] == pytest.approx(4_100_000, rel=0.05)
+
+
+def test_pairs_of_ranks_and_the_ranks_across_them_are_process_groups(tmp_path: Path) -> None:
+    build_here(str(FIXTURES / "tensor-parallel-h200"), str(tmp_path / "ds"))
+    found = asked(tmp_path / "ds")
+    assert sorted(one["which"] for one in found["collectives"]) == ["0, 2", "0-1", "1, 3", "2-3"]
+    assert (found["slow"], [one["ranks"] for one in found["behaviours"]]) == ([], ["0-3"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 from tests.cli.test_cli_ranks import asked
 from tests.support.here import build_here
+from tests.support.simulated_machine import Do, Machines
 from tests.support.simulated_training import SLOW, Extra, Fault, Training
 from tracepipe.analyses.replay import Change, Changes, Replay, Timeline, Window
 from tracepipe.dataset.clocks_table import read_alignment
@@ -169,6 +171,66 @@ def test_no_rank_is_slow_where_all_do_the_same(tmp_path: Path, seed: int) -> Non
         synchronizes=seed < 2,
     )  # fmt: skip
     assert asked(Path(built(tmp_path, job.run().write(tmp_path / "runs"))))["slow"] == []
+
+
+def steps_of(rank: int, more_ns: Callable[[int, int], float], jitter: float) -> Iterator[Do]:
+    """Thirty steps of two ranks with 16 kernels each: `more_ns` takes the host longer before one of a step.
+    The tenth takes the GPU 6 ms, behind which the host hides what it does until the end of the step.
+    """
+    random = Random(f"1 {rank}")
+    for step in range(30):
+        yield Do("begin", name=f"step {step}")
+        for at in range(16):
+            yield Do("host", 250_000 * max(random.gauss(1, jitter), 0.2) + more_ns(step, at))
+            yield Do("kernel", 6_000_000 if at == 9 else 20_000, f"k{at}")
+            if at in (7, 15):
+                yield Do("record", event=5)
+                yield Do("wait", stream=20, event=5)
+                yield Do("collective", 60_000, "allreduce", 20, group=(0, 1))
+        yield Do("record", stream=20, event=6)
+        yield Do("wait", event=6)
+        yield Do("sync", stream=0)
+        yield Do("end")
+        yield Do("host", 8_000)
+
+
+@pytest.mark.parametrize(
+    ("more_ns", "at"),
+    [
+        (lambda _, at: 1_500_000 if at == 5 else 0, "before k5"),
+        (lambda step, at: 1_500_000 if at == 5 else 60_000_000 if (step, at) == (9, 3) else 0, "before k5"),
+        # The GPU hides the place with most.
+        (lambda _, at: 200_000 if at < 8 else 2_200_000 if at == 12 else 0, None),
+    ],
+    ids=["place", "a pause elsewhere", "hidden place"],
+)
+def test_a_slow_host_is_named_by_its_place_if_that_is_what_costs(
+    tmp_path: Path, more_ns: Callable[[int, int], float], at: str | None
+) -> None:
+    job, usual = (
+        Machines([steps_of(rank, more if rank else lambda *_: 0, 0.1) for rank in range(2)])
+        for more in (more_ns, lambda *_: 0)
+    )
+    (one,) = asked(Path(built(tmp_path, job.write(tmp_path / "runs"))))["slow"]
+    truth_ns = np.median(job.steps_ns()) - np.median(usual.steps_ns())
+    assert (one["ranks"], one["slow"], one["costs_ns"]) == ("1", "host", pytest.approx(truth_ns, rel=0.1))
+    assert one["everywhere"] or one["at"] == at
+
+
+def test_a_rank_may_have_a_step_without_a_call(tmp_path: Path) -> None:
+    def program(rank: int) -> Iterator[Do]:
+        for step in range(20):
+            yield Do("begin", name=f"step {step}")
+            for at in () if (rank, step) == (1, 4) else range(8):
+                yield Do("host", 2_250_000 if (rank, at) == (1, 3) else 250_000)
+                yield Do("kernel", 20_000, f"k{at}")
+            yield Do("sync", stream=0)
+            yield Do("end")
+            yield Do("host", 8_000)
+
+    made = Machines([program(rank) for rank in range(2)])
+    (one,) = asked(Path(built(tmp_path, made.write(tmp_path / "runs"))))["slow"]
+    assert (one["ranks"], one["slow"], one["at"]) == ("1", "host", "before k3")
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,9 @@ from tracepipe.ranks.stragglers import (
     MORE_CALLS,
     SEQUENCE,
     Straggler,
-    Suspect,
+    once_each,
     slower_places,
     slower_ranks,
-    without_what_places_explain,
 )
 
 STEP_NS = 30_000_000
@@ -130,13 +129,21 @@ def test_several_places_are_one_slow_host() -> None:
 
 
 def test_a_host_is_slow_once_by_its_places_or_as_a_whole() -> None:
-    def suspect(rank: int, own_ns: int, slow: str = "host") -> Suspect:
-        return Suspect(Straggler((rank,), slow, own_ns, 0, 2))
+    def slow(rank: int, excess_ns: int, costs_ns: int | None, at: int = 0, what: str = "host") -> Straggler:
+        places = frozenset({(at, 0)} if at else ())
+        return Straggler((rank,), what, excess_ns, 0, 2, costs_ns, places=places)
 
-    gpu, whole, place = suspect(1, 9, "GPU"), suspect(1, 10), suspect(1, 6)
-    assert [*without_what_places_explain([gpu, whole], [place])] == [gpu, place]
-    small, other = suspect(1, 4), suspect(2, 4)
-    assert [*without_what_places_explain([gpu, whole], [small, other])] == [gpu, whole, other]
+    gpu, whole, place = slow(1, 9, 9, what="GPU"), slow(1, 10, 8), slow(1, 6, 6, at=3)
+    assert [*once_each([gpu, whole, place])] == [gpu, place]
+    small, cheap, other = slow(1, 4, 8, at=3), slow(1, 9, 5, at=3), slow(2, 4, 4, at=3)
+    assert [*once_each([gpu, whole, small, other])] == [gpu, whole, other]
+    # What a GPU hides costs nothing: the rest of the program is critical.
+    assert [*once_each([gpu, whole, cheap])] == [gpu, whole]
+    assert [*once_each([whole])] == [whole]
+
+
+def test_with_one_step_no_place_is_slow() -> None:
+    assert not [seed for seed in range(3) if found_in(noisy(seed, 64, 1, 0.3))]
 
 
 def test_places_of_a_dataset_are_those_of_arithmetic(tmp_path: Path) -> None:
@@ -160,8 +167,8 @@ def test_only_ranks_with_the_same_places_are_compared_at_them(tmp_path: Path) ->
 
 def test_ranks_with_nearly_the_same_calls_have_one_sequence_and_stages_do_not(tmp_path: Path) -> None:
     """Rank 1 has one call more than rank 0, ranks 2 and 3 are another stage, and rank 4 a third one."""
-    usual = [(key, 0, 1_000, 500) for key in range(20)]
-    more, other, third = [*usual, (99, 0, 1_000, 500)], usual[:10], usual[10:]
+    usual = [(key, 0, 1_000, 500) for key in range(60)]
+    more, other, third = [*usual, (99, 0, 1_000, 500)], usual[:30], usual[30:]
     job = [[own] * 3 for own in (usual, more, other, other, third)]
     ranks = ranks_of(job)
     sequence = Places(dataset_of(tmp_path, job), ranks).sequence
@@ -189,7 +196,7 @@ def test_calls_that_only_one_rank_makes_take_what_such_calls_take(tmp_path: Path
     ranks[MORE_CALLS] = np.array([places.more_ns[rank] for rank in range(3)])
     (one,) = (suspect.straggler for suspect in slower_ranks(ranks))
     assert (one.ranks, one.own_ns, one.usual_ns) == ((2,), 17_500_000, 5_000_000 + 4_500_000)
-    assert places.where(2, 0, one.excess_ns, on_gpu=False) == "before kernel_3"
+    assert places.call(2, 0, one.excess_ns, "node0", ()) == "before kernel_3"
     ranks[MORE_CALLS] = np.array([0, 0, 4 * 12_000_000])
     assert not [*slower_ranks(ranks)]
 
@@ -200,8 +207,38 @@ def test_where_a_gpu_is_slow_is_the_kernel_that_takes_longer(tmp_path: Path) -> 
     everywhere = [(key, 0, 1_000, 6_000) for key in range(4)]
     job = [[usual] * 3, [slow] * 3, [everywhere] * 3, [[*usual, (9, 0, 0, 4_000)]] * 3]
     places = Places(dataset_of(tmp_path, job), ranks_of(job))
-    assert [places.where(rank, 0, 4_000, on_gpu=True) for rank in (1, 2, 3)] == [
-        "in kernel_3", "", "in kernel_9"
-    ]  # fmt: skip
+    assert [places.kernel(rank, 0, 4_000) for rank in (1, 2, 3)] == ["in kernel_3", "", "in kernel_9"]
     # The program takes no longer anywhere.
-    assert places.where(1, 0, 4_000, on_gpu=False) == ""
+    assert places.call(1, 0, 4_000, "node0", ()) == ""
+
+
+def test_the_line_is_that_of_the_place_that_was_found(tmp_path: Path) -> None:
+    """Rank 1 sleeps before kernel 1 in each step, and once, for longer in all, before kernel 2. Each rank has
+    a long kernel with a name of its own.
+    """
+
+    def step(rank: int, *gaps_ns: int) -> list[Row]:
+        calls = [(key, 0, 10_000 + gap_ns, 500) for key, gap_ns in enumerate(gaps_ns)]
+        return [*calls, (90 + rank, 0, 3_000_000, 9_000)]
+
+    job = [
+        [step(0, 0, 0, 0)] * 10,
+        [step(1, 0, 1_500_000, 60_000_000 if number == 4 else 0) for number in range(10)],
+    ]
+    dataset = dataset_of(tmp_path, job)
+    places = Places(dataset, ranks_of(job))
+    assert places.call(1, 0, 1_500_000, "node0", frozenset({(1, 0)})) == "before kernel_1"
+    assert places.call(1, 0, 7_500_000, "node0", ()) == "before kernel_2"
+    # The kernels with other names are as long as each other.
+    assert places.kernel(1, 0, 4_000) == ""
+    # The line is that of the call after the longest of the gaps.
+    call_ns = 10_000 + 10_000 + 1_500_000
+    part = dataset.part("calls", "node0", 1)
+    part.parent.mkdir(parents=True)
+    with duckdb.connect() as connection:
+        connection.execute(
+            f"""copy (select {call_ns} as start_ns, 'train.py:7 step' as python) to '{part}'"""
+        )
+    assert places.call(1, 0, 1_500_000, "node0", frozenset({(1, 0)})) == "before kernel_1 (train.py:7 step)"
+    part.write_bytes(b"PAR1")
+    assert places.call(1, 0, 1_500_000, "node0", frozenset({(1, 0)})) == "before kernel_1"

@@ -49,7 +49,7 @@ class Costs:
             name: np.zeros((3, len(programs.ranks)))
             for name in (COMPARED if programs.has_calls else _OF_WORK)
         }
-        self._ratios: dict[tuple[int, str], Floats] = {}
+        self._ratios: dict[tuple[int, str, Collection[Place]], Floats] = {}
 
     def _watch(self, window: Window, timeline: Timeline | None) -> None:
         """Add the times of the steps of a window: in ns, in whole µs, and their squares."""
@@ -99,7 +99,7 @@ class Costs:
             return None
         at, name, places = self.place[rank], suspect.name, suspect.straggler.places
         # Weighed by the times of the peers.
-        ratios = self._ratios[rank, SLOWER[name]] = np.zeros(len(_RATIOS) - 1)
+        ratios = self._ratios[rank, SLOWER[name], places] = np.zeros(len(_RATIOS) - 1)
 
         def as_peers(window: Window) -> tuple[dict[int, Change], Floats | None]:
             change, rows = self.as_peers(window, rank, [name], suspect.peers, places), window.rows(at)
@@ -121,7 +121,7 @@ class Costs:
         """How many times as long half of a slow rank's kernels or of its program takes at least, by time.
         None if something else makes it slow, such as a long kernel, or one place in the program.
         """
-        ratios = self._ratios.get((one.ranks[0], one.slow))
+        ratios = self._ratios.get((one.ranks[0], one.slow, one.places))
         if one.slow not in _EVERYWHERE or ratios is None or not ratios.any():
             return None
         ratio = float(_RATIOS[np.searchsorted(np.cumsum(ratios), ratios.sum() / 2)])
@@ -159,6 +159,8 @@ class Costs:
                 there = (step + 1 + turn // len(others)) % max(len(window.programs[other].numbers), 1)
                 mine = window.by_step.of(int(window.steps_at[at]) + step)
                 its = window.by_step.of(int(window.steps_at[other]) + there)
+                if not len(mine):
+                    continue
                 its_ns, ratio = times_ns[its], speeds[at] / speeds[other]
                 if name == "compute_ns" and 1 / _SPEED_MOST < ratio < _SPEED_MOST:
                     its_ns = (its_ns * ratio).astype(np.int64)
@@ -183,7 +185,7 @@ def _as_its(key: Int64s, nth: Int64s, mine: Int64s, its: Int64s, its_ns: Int64s,
     Work that only the rank has takes no time, and what only its peer has is added where it would come. Before
     a call that only the rank makes, the host takes what it takes its peer before such calls, or any call.
     """
-    if not len(mine) or np.array_equal(key[mine], key[its]):
+    if np.array_equal(key[mine], key[its]):
         return its_ns
     both = np.concatenate([mine, its])
     number, _ = number_rows(key[both], nth[both])

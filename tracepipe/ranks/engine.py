@@ -144,7 +144,9 @@ class Spark:
     def __init__(self, session: Any) -> None:
         self._session = session
         errors, java = import_module("pyspark.errors"), import_module("py4j.protocol")
-        self.failures: list[type[Exception]] = [errors.PySparkException, java.Py4JError]
+        # The replay asks DuckDB, whatever evaluates the tables.
+        failure = import_module("duckdb").Error
+        self.failures: list[type[Exception]] = [errors.PySparkException, java.Py4JError, failure]
 
     def read(self, layer: str, folder: Path) -> None:
         files = re.sub(r"[][{}*?,\\]", r"\\\g<0>", str(folder))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from tracepipe.analyses.replay import refused
 from tracepipe.dataset.clocks_table import Aligned, read_alignment
@@ -21,12 +23,13 @@ from tracepipe.ranks.stragglers import (
     SEQUENCE,
     SLOWER,
     Straggler,
+    Suspect,
     behaviours,
+    once_each,
     slow_links,
     slower_places,
     slower_ranks,
     stragglers,
-    without_what_places_explain,
 )
 
 
@@ -72,16 +75,15 @@ class Job:
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """Ranks that are slower than their peers, those that cost most first."""
-        costs, none, suspects = self.replayed, np.zeros(0, np.int64), slower_ranks(self.times)
+        costs, none = self.replayed, np.zeros(0, np.int64)
+        suspects: Iterable[Suspect] = slower_ranks(self.times)
         if self._places is not None and MORE_CALLS in self.times:
-            suspects = without_what_places_explain(suspects, slower_places(self.times, self._places.table))
-        found = stragglers(
-            [*suspects, *slow_links(self.groups, self.members)],
-            costs.saved_ns if costs else lambda some: [none] * len(some),
-        )
-        found = (replace(one, at=self._where(one)) for one in found)
+            suspects = chain(suspects, slower_places(self.times, self._places.table))
+        suspects = chain(suspects, slow_links(self.groups, self.members))
+        found = once_each(stragglers(suspects, costs.saved_ns if costs else lambda some: [none] * len(some)))
         if costs:
             found = (replace(one, everywhere=costs.everywhere(one)) for one in found)
+        found = (one if one.everywhere else replace(one, at=self._where(one)) for one in found)
         return sorted(found, key=lambda one: (-(one.costs_ns or 0), one.ranks, one.slow))
 
     @cached_property
@@ -94,12 +96,17 @@ class Job:
         name = next((name for name, slow in SLOWER.items() if slow == one.slow), "")
         if self._places is None or name not in ("compute_ns", "host_ns"):
             return ""
-        (rank,), ranks = one.ranks, self.times
-        alike = ranks["behaviour"] == ranks["behaviour"][ranks["rank"] == rank]
-        own_ns = np.where(alike & (ranks["rank"] != rank), ranks[name] / ranks["steps"].clip(1), np.inf)
+        (rank,), ranks, sequence = one.ranks, self.times, self._places.sequence
+        own = ranks["rank"] == rank
+        alike = (ranks["behaviour"] == ranks["behaviour"][own]) & ~own
+        same = alike & [sequence.get(other) == sequence.get(rank) for other in ranks["rank"].tolist()]
+        alike = same if same.any() else alike
+        own_ns = np.where(alike, ranks[name] / ranks["steps"].clip(1), np.inf)
         # The peer of median time, of two the faster one.
-        peer = ranks["rank"][np.argsort(own_ns, kind="stable")[(alike.sum() - 2) // 2]]
-        return self._places.where(rank, int(peer), one.excess_ns, on_gpu=name == "compute_ns")
+        peer = int(ranks["rank"][np.argsort(own_ns, kind="stable")[(alike.sum() - 1) // 2]])
+        if name == "compute_ns":
+            return self._places.kernel(rank, peer, one.excess_ns)
+        return self._places.call(rank, peer, one.excess_ns, self.hosts[rank], one.places)
 
     @property
     def costs(self) -> Costs:

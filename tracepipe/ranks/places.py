@@ -7,18 +7,19 @@ one place are certain where they are not in the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from tracepipe.analyses.gpu_work import COMPUTE
-from tracepipe.dataset.places import Dataset, files_of
+from tracepipe.dataset.places import Dataset, asking, files_of
+from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE
 from tracepipe.kernel_names import short_kernel_name, without_namespaces
 from tracepipe.ranks.engine import Columns
-from tracepipe.ranks.stragglers import EXPLAINS
+from tracepipe.ranks.stragglers import EXPLAINS, Place
 from tracepipe.store.tables import connect
 
 _MEMORY_MB: Final = 200
@@ -26,7 +27,7 @@ _MEMORY_MB: Final = 200
 _OF_STEP: Final = 0.02
 _PLACES_MOST: Final = 1_000
 # Two stages of a pipeline had three quarters in common, and ranks with the same program 99.7%.
-_ALIKE: Final = 0.9
+_ALIKE: Final = 0.98
 _NS_MOST: Final = 1 << 62  # impossible times may add up to more than 64 bits
 _HOST_NS: Final = "greatest(call_ns - from_ns - loading_ns, 0)"
 _CALLS: Final = f"""
@@ -53,8 +54,8 @@ select rank, dense_rank() over (
 ) - 1 as sequence
 from found left join sizes using (behaviour)
 """
-"""The table `sequences`: which ranks of a behaviour make the same calls in the same order: nearly all those
-that most ranks make, or exactly those of some other ranks.
+"""The table `sequences`: which ranks of a behaviour make the same calls between the same collectives: nearly
+all those that most ranks make, or exactly those of some other ranks.
 """
 _PLACES: Final = f"""
 with long as (
@@ -135,36 +136,59 @@ class Places:
             finally:
                 connection.close()
 
-    def where(self, rank: int, peer: int, excess_ns: int, *, on_gpu: bool) -> str:
-        """The kernel, or the call and its line, at which a rank takes most of `excess_ns` of a step longer
-        than a peer; "" if it takes longer at many.
+    def kernel(self, rank: int, peer: int, excess_ns: int) -> str:
+        """The kernel in which a rank takes most of `excess_ns` of a step longer than a peer, "" if that are
+        many.
         """
+        found = self._most(_KERNELS, rank, peer, ())
+        return f"in {_short(found[0])}" if found and found[1] >= EXPLAINS * excess_ns else ""
+
+    def call(self, rank: int, peer: int, excess_ns: int, host: str, places: Collection[Place]) -> str:
+        """The call, and its line, before which a rank takes longest compared with a peer: of some places, or
+        of all if that is most of `excess_ns` of a step; else "".
+        """
+        found = self._most(_GAPS, rank, peer, places)
+        if not found or (not places and found[1] < EXPLAINS * excess_ns):
+            return ""
+        line = self._line(host, rank, found[2])
+        return f"before {_short(found[0])}" + (f" ({line})" if line else "")
+
+    def _most(
+        self, places: str, rank: int, peer: int, some: Collection[Place]
+    ) -> tuple[str, float, int] | None:
+        """The name of the place where a rank takes longest compared with a peer, how much longer, and when it
+        took longest. A rank may have a kernel with another name than its peer: where only one of them has a
+        place, it is compared with the longest one that only the other has.
+        """
+        wanted = f"and own.place in ({', '.join(f'({key}, {nth})' for key, nth in sorted(some))})"
         with self._connection(rank, peer) as connection:
-            found = connection.execute(
-                f"""with places as ({_KERNELS if on_gpu else _GAPS}), counts as (
+            found: list[tuple[str, float, int]] = connection.execute(
+                f"""with places as ({places}), counts as (
                     select rank, count(distinct step) as steps from program where step <> {NONE} group by rank
-                ), means as (select *, ns / steps as mean_ns from places join counts using (rank))
-                select own.name, own.mean_ns - coalesce(peer.mean_ns, 0) as more_ns, own.call_ns
-                from means own left join means peer on peer.rank = $peer and own.place = peer.place
-                where own.rank = $rank order by more_ns desc, own.name limit 1""",
+                ), means as (select *, ns / steps as mean_ns from places join counts using (rank)),
+                own as (from means where rank = $rank), its as (from means where rank = $peer),
+                other as (select max(mean_ns) as ns from its anti join own using (place))
+                select own.name, own.mean_ns - coalesce(its.mean_ns, other.ns, 0) as more_ns, own.call_ns
+                from own left join its using (place) cross join other
+                where own.name is not null {wanted if some else ""}
+                order by more_ns desc, own.name limit 1""",
                 {"rank": rank, "peer": peer},
             ).fetchall()
-        if not found or found[0][1] < EXPLAINS * excess_ns or not found[0][0]:
-            return ""
-        name, _, call_ns = found[0]
-        name = without_namespaces(short_kernel_name(name))
-        name = name.partition("<")[0] or name  # without the arguments of a template
-        line = "" if on_gpu else self._line(rank, call_ns)
-        return f"in {name}" if on_gpu else f"before {name}" + (f" ({line})" if line else "")
+        return found[0] if found else None
 
-    def _line(self, rank: int, call_ns: int) -> str:
+    def _line(self, host: str, rank: int, call_ns: int) -> str:
         """The line of Python that made a call, "" where that is not known."""
-        if "calls" not in self._dataset.layers():
+        try:
+            with asking(self._dataset.part("calls", host, rank)) as connection:
+                found = connection.execute(
+                    "select python from part where start_ns = ? and python is not null limit 1", [call_ns]
+                ).fetchall()
+        except (OSError, InputError):  # not recorded, or damaged; nothing else in the report needs it
             return ""
-        with self._connection() as connection:
-            found = connection.execute(
-                f"""select python from {files_of(self._dataset.layer("calls").absolute())}
-                where rank = ? and start_ns = ? and python is not null order by launch is null limit 1""",
-                [rank, call_ns],
-            ).fetchall()
-        return found[0][0] if found else ""
+        return str(found[0][0]) if found else ""
+
+
+def _short(name: str) -> str:
+    """A kernel's name without its namespaces and the arguments of its template."""
+    short = without_namespaces(short_kernel_name(name))
+    return short.partition("<")[0] or short

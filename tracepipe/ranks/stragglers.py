@@ -41,6 +41,7 @@ _WORK: Final = ("compute_ns", "copies_ns")
 _OF_STEP, _OF_USUAL = 0.02, 0.05
 # Of many places some differ by chance.
 _ERRORS_OF_PLACE: Final = 6.0
+_STEPS_OF_PLACE: Final = 2
 # The least share of a step by which steps must be longer for it.
 _OF_STEP_COSTS: Final = 0.01
 _ERRORS, _DEVIATIONS = 4.0, 8.0
@@ -57,6 +58,8 @@ _OF_TRANSFERS: Final = 0.01
 
 EXPLAINS: Final = 0.5
 """A place explains a difference if it is more of it than this."""
+# And if it is so much of what that costs.
+_EXPLAINS_COSTS: Final = 0.75
 Place = tuple[int, int]
 """A row that each step has, by `key` and `nth` of `analyses.program.Program`."""
 
@@ -174,7 +177,9 @@ def slower_places(ranks: Columns, places: Columns) -> Iterator[Suspect]:
         at = np.searchsorted(ranks["rank"], places["rank"][own])
         columns = {name: column[at] for name, column in ranks.items() if name != MORE_CALLS}
         peers = _Peers(columns | {f"host_{unit}": places[unit][own] for unit in ("ns", "us", "us2")})
-        slower = peers.are_slower("host_ns", _ERRORS_OF_PLACE) & peers.are_judged
+        if peers.steps.max() < _STEPS_OF_PLACE:
+            continue
+        slower = peers.are_slower("host_ns", _ERRORS_OF_PLACE)
         others, least_ns = peers.ranks[~slower].tolist(), _OF_STEP_COSTS * peers.step_ns
         for number in np.flatnonzero(slower).tolist():
             one = Suspect(peers.straggler(number, "host_ns"), least_ns, "host_ns", others)
@@ -190,19 +195,20 @@ def slower_places(ranks: Columns, places: Columns) -> Iterator[Suspect]:
         )
 
 
-def without_what_places_explain(
-    suspects: Iterable[Suspect], at_places: Iterable[Suspect]
-) -> Iterator[Suspect]:
-    """Each slow host once: by the places that explain most of what it takes longer, or as a whole."""
-    of_rank = {one.straggler.ranks: one for one in at_places}
-    for one in suspects:
-        place = of_rank.get(one.straggler.ranks) if one.straggler.slow == SLOWER["host_ns"] else None
-        if place and place.straggler.excess_ns < EXPLAINS * one.straggler.excess_ns:
-            del of_rank[place.straggler.ranks]
-        elif place:
-            continue
-        yield one
-    yield from of_rank.values()
+def once_each(found: Iterable[Straggler]) -> Iterator[Straggler]:
+    """Each slow host once: by its places, if they explain most of what it takes longer and of what that
+    costs, or as a whole.
+    """
+    every = [*found]
+    hosts = {one.ranks: one for one in every if one.slow == SLOWER["host_ns"] and not one.places}
+    places = {one.ranks: one for one in every if one.places}
+    left_out = []
+    for ranks in hosts.keys() & places.keys():
+        whole, some = hosts[ranks], places[ranks]
+        explain = some.excess_ns >= EXPLAINS * whole.excess_ns
+        explain &= (some.costs_ns or 0) >= _EXPLAINS_COSTS * (whole.costs_ns or 0)
+        left_out.append(whole if explain else some)
+    return (one for one in every if one not in left_out)
 
 
 def _costs(steps_ns: NDArray[np.int64]) -> tuple[int | None, tuple[int, int] | None]:
