@@ -51,12 +51,12 @@ def test_kernels_and_their_calls_have_names_when_these_have_left_memory(
     tmp_path: Path, kernels_library: Path
 ) -> None:
     program, engine = kernels_library.parent / "program", GpuEngine([KernelStream(kernels_library)])
-    last = Last(60 * 10**9, 8000)
+    last = Last(60 * 10**9, 30_000)  # about three of ten times 50 launches
     recordings = recorded(tmp_path, engine, program, "launch 50", last)
     *lines, footer = recordings["run.jsonl"]
     kernels, calls = of(lines, "gpu_kernel"), of(lines, "userspace")
     assert footer["evicted"]["gpu_kernel"] + len(kernels) == 500
-    assert footer["evicted"]["userspace"] + len(calls) == 500
+    assert footer["evicted"]["userspace"] + len(calls) == 500 > len(calls)
     assert {kernel["name"] for kernel in kernels} == {"f"}
     assert {call["name"] for call in calls} == {"cuLaunchKernel"}
     assert footer["losses"] == {}
