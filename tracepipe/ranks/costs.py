@@ -190,12 +190,7 @@ def _as_its(key: Int64s, nth: Int64s, mine: Int64s, its: Int64s, its_ns: Int64s,
     both = np.concatenate([mine, its])
     number, _ = number_rows(key[both], nth[both])
     _, in_ours, in_theirs = np.intersect1d(number[: len(mine)], number[len(mine) :], return_indices=True)
-    found_ns = np.zeros(len(mine), np.int64)
-    if is_host and len(its):
-        keys, kind = np.unique(key[both], return_inverse=True)
-        sums_ns, counts = (np.bincount(kind[len(mine) :], of, len(keys)) for of in (its_ns, None))
-        usual_ns = np.where(counts > 0, sums_ns / counts.clip(1), its_ns.mean())
-        found_ns = usual_ns[kind[: len(mine)]].astype(np.int64)
+    found_ns = _usual_ns(key, mine, its, its_ns) if is_host and len(its) else np.zeros(len(mine), np.int64)
     found_ns[in_ours] = its_ns[in_theirs]
     if is_host:
         return found_ns
@@ -204,4 +199,13 @@ def _as_its(key: Int64s, nth: Int64s, mine: Int64s, its: Int64s, its_ns: Int64s,
     # The rows are in the order of the collectives before them.
     place = np.searchsorted(nth[mine] // PLACES, nth[its][more] // PLACES)
     np.add.at(found_ns, np.minimum(place, len(mine) - 1), its_ns[more])
+    return found_ns
+
+
+def _usual_ns(key: Int64s, mine: Int64s, its: Int64s, its_ns: Int64s) -> Int64s:
+    """The mean time of a peer's host before calls such as those of a rank's rows, or before any."""
+    keys, kind = np.unique(key[np.concatenate([mine, its])], return_inverse=True)
+    sums_ns, counts = (np.bincount(kind[len(mine) :], of, len(keys)) for of in (its_ns, None))
+    usual_ns = np.where(counts > 0, sums_ns / counts.clip(1), its_ns.mean()).astype(np.int64)
+    found_ns: Int64s = usual_ns[kind[: len(mine)]]
     return found_ns

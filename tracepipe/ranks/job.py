@@ -93,8 +93,8 @@ class Job:
 
     def _where(self, one: Straggler) -> str:
         """Where in its program a rank is slow, "" if that is not known, or at many places."""
-        name = next((name for name, slow in SLOWER.items() if slow == one.slow), "")
-        if self._places is None or name not in ("compute_ns", "host_ns"):
+        name = {SLOWER[name]: name for name in ("compute_ns", "host_ns")}.get(one.slow)
+        if self._places is None or name is None:
             return ""
         (rank,), ranks, sequence = one.ranks, self.times, self._places.sequence
         own = ranks["rank"] == rank

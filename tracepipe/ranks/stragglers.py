@@ -31,7 +31,7 @@ LINK: Final = "link"
 MORE_CALLS: Final = "more_calls_ns"
 """The column with how much longer the host should take for what only this rank does."""
 SEQUENCE: Final = "sequence"
-"""The column with the same number for ranks that do the same in the same order."""
+"""The column with the same number for ranks that make the same calls between the same collectives."""
 # Ranks that do the same work differ by less in how much of it they recorded.
 _ALIKE: Final = 1.1
 _IDLE: Final = ("loading_ns", "host_ns")
@@ -41,7 +41,8 @@ _WORK: Final = ("compute_ns", "copies_ns")
 _OF_STEP, _OF_USUAL = 0.02, 0.05
 # Of many places some differ by chance.
 _ERRORS_OF_PLACE: Final = 6.0
-_STEPS_OF_PLACE: Final = 2
+# Places explain a difference if they are so much of it, and of what it costs.
+EXPLAINS, _EXPLAINS_COSTS = 0.5, 0.75
 # The least share of a step by which steps must be longer for it.
 _OF_STEP_COSTS: Final = 0.01
 _ERRORS, _DEVIATIONS = 4.0, 8.0
@@ -56,10 +57,6 @@ _LEAST_GROUPS: Final = 2
 _OF_TRANSFERS: Final = 0.01
 
 
-EXPLAINS: Final = 0.5
-"""A place explains a difference if it is more of it than this."""
-# And if it is so much of what that costs.
-_EXPLAINS_COSTS: Final = 0.75
 Place = tuple[int, int]
 """A row that each step has, by `key` and `nth` of `analyses.program.Program`."""
 
@@ -151,8 +148,8 @@ def stragglers(suspects: Iterable[Suspect], saved_ns: Saved) -> Iterator[Straggl
 def slower_ranks(ranks: Columns) -> Iterator[Suspect]:
     """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` has the columns of
     `queries.RANKS`, `behaviour`, and one of these, if they are known: `more_calls_ns`, how much longer the
-    host should take for what only this rank does, or `sequence`, so that only hosts are compared that do the
-    same in the same order.
+    host should take for what only this rank does, or `sequence`, so that only hosts of the same one are
+    compared.
     """
     of_host = SEQUENCE if SEQUENCE in ranks else "behaviour"
     compared = [(peers, name) for peers in _peers(ranks) for name in COMPARED if name != "host_ns"]
@@ -177,7 +174,7 @@ def slower_places(ranks: Columns, places: Columns) -> Iterator[Suspect]:
         at = np.searchsorted(ranks["rank"], places["rank"][own])
         columns = {name: column[at] for name, column in ranks.items() if name != MORE_CALLS}
         peers = _Peers(columns | {f"host_{unit}": places[unit][own] for unit in ("ns", "us", "us2")})
-        if peers.steps.max() < _STEPS_OF_PLACE:
+        if peers.steps.max() == 1:  # nothing tells how much steps differ at this place
             continue
         slower = peers.are_slower("host_ns", _ERRORS_OF_PLACE)
         others, least_ns = peers.ranks[~slower].tolist(), _OF_STEP_COSTS * peers.step_ns
